@@ -1,0 +1,1 @@
+"""The `fuelrun` command: thin click commands over the launcher and the library."""

@@ -1,0 +1,1 @@
+"""What a device can do: one module per array library, and the copies between devices."""

@@ -1,0 +1,1 @@
+"""Communicators: the collectives that a script calls, and how they travel."""

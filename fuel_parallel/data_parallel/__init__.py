@@ -1,0 +1,1 @@
+"""Data parallelism: the same model on every rank, gradients averaged between them."""

@@ -1,0 +1,1 @@
+"""Lazy tensors under the names of the Python array API standard."""

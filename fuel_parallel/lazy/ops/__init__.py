@@ -1,0 +1,1 @@
+"""The registry of operations: shape rule, kernel and gradient of each."""

@@ -1,0 +1,1 @@
+"""From a graph to values: passes, plan, executor and memory."""

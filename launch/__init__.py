@@ -1,0 +1,1 @@
+"""How ranks are started, bound to cores and watched."""
