@@ -1,0 +1,343 @@
+"""How a rank fails: one clean traceback, a record of what happened, and the end of the whole job.
+
+An MPI program whose rank 1 raises hangs: rank 0 waits in a collective for a message that never comes. So an uncaught
+exception prints once, in one write that no other rank can cut in two, and then ends the job with `MPI_Abort`.
+
+    install(rank=1, world_size=2)
+    raise ValueError("learning rate must be positive, got -1")
+
+    [rank 1/2 node3] Traceback (most recent call last):
+      File "train.py", line 7, in <module>
+    ValueError: learning rate must be positive, got -1
+
+`fp.init()` calls `install`, and so does `fuelrun` before a script's first line, so that a failing import counts too.
+When several ranks of a host fail alike at once, the first prints and the others stay quiet.
+
+Neither mpi4py nor numpy is imported here, with one exception: a rank that fails before MPI was initialised, with no
+fuelrun watching, initialises it in order to abort; under MPICH the other ranks would wait in `MPI_Init` for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import NoReturn
+
+from fuel_parallel import environment
+from fuel_parallel.errors import FuelError
+
+TRACEBACK = "FUEL_TRACEBACK"
+
+_OWN_FRAMES = str(Path(__file__).parent) + os.sep
+_LAST_WORD_S = 1.2  # how long a rank that failed second waits to be ended by the first
+_ABORT_S = 3.0  # how long MPI_Init and MPI_Abort may take before the rank ends without them
+
+
+@dataclass
+class _Rank:
+    """Who this process is. One per process; `pid` tells a forked child from the rank itself."""
+
+    rank: int
+    world_size: int
+    pid: int
+    started: float
+    line_tag: str
+    record_to: Path | None
+
+
+_this_rank: _Rank | None = None
+
+
+def install(rank: int, world_size: int, *, line_tag: str = "", record_to: Path | None = None) -> None:
+    """From here on an uncaught exception in any thread of this rank ends the whole job.
+
+    Calling it again replaces rank and size: `fuelrun` installs what the launcher claims, `fp.init()` what MPI says.
+
+    Args:
+        rank: Rank of this process.
+        world_size: Number of ranks. In a world of one, tracebacks carry no tag and other threads may fail.
+        line_tag: Put before every line that is printed here; for `fuelrun --tag-output`. An earlier one is kept.
+        record_to: The job directory of the fuelrun that watches this rank. An earlier one is kept.
+    """
+    global _this_rank
+    earlier = _this_rank if _this_rank is not None and _this_rank.pid == os.getpid() else None
+    _this_rank = _Rank(
+        rank=rank,
+        world_size=world_size,
+        pid=os.getpid(),
+        started=earlier.started if earlier else time.time(),
+        line_tag=line_tag or (earlier.line_tag if earlier else ""),
+        record_to=record_to or (earlier.record_to if earlier else None),
+    )
+    write_record()
+    sys.excepthook = _excepthook
+    if world_size > 1:
+        threading.excepthook = _thread_excepthook
+        if earlier is None:
+            _watch_sys_exit()
+
+
+def write_record(code: int | None = None, reason: str = "") -> None:
+    """Leave word for fuelrun: that this rank runs (`code` None), ended well (0) or failed, and why.
+
+    Written to `rank-R.json` in the job directory, whole or not at all; where nobody watches nothing is written.
+    """
+    me = _me()
+    if me.record_to is None or not _is_this_rank():
+        return
+    record = {
+        "rank": me.rank,
+        "pid": me.pid,
+        "host": socket.gethostname(),
+        "started": me.started,
+        "ended": None if code is None else time.time(),
+        "code": code,
+        "reason": reason,
+    }
+    path = me.record_to / f"rank-{me.rank}.json"
+    # A job directory that is gone means that fuelrun is gone: the rank is about to be ended anyway.
+    with contextlib.suppress(OSError):
+        draft = path.with_suffix(f".{me.pid}")
+        draft.write_text(json.dumps(record))
+        draft.replace(path)
+
+
+def exit_code(error: BaseException) -> int:
+    """The status with which a rank ends: 1 for an exception, 130 for Ctrl-C, what `sys.exit` was given.
+
+    A `SystemExit` counts modulo 256, as for every process, but never becomes 0 by that: `sys.exit(256)` is 1.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    if not isinstance(error.code, int):
+        return 1
+    return (error.code & 0xFF) or (1 if error.code else 0)
+
+
+def end_rank(error: BaseException) -> NoReturn:
+    """Report `error` and end this rank, and with it the job. Does not return and runs no `finally` or `atexit`."""
+    code = exit_code(error)
+    if not _is_this_rank():  # a forked child speaks for itself only
+        if not isinstance(error, SystemExit):
+            sys.__excepthook__(type(error), error, error.__traceback__)
+        _flush()
+        os._exit(code)
+    _flush()
+    summary = _one_line(error)
+    if not summary:
+        write_record(code, f"sys.exit({code})")
+    elif _first_to_fail():
+        _write(_tagged(describe(error)))
+        write_record(code, summary)
+    else:
+        write_record(code, summary)
+        time.sleep(_LAST_WORD_S)
+        _write(_tagged(summary + "\n"))
+    _end_job(code)
+
+
+def describe(error: BaseException) -> str:
+    """The traceback as a user wants to read it, ending in a newline.
+
+    An error that fuel-parallel raised on purpose is about the caller's line, so the library's own frames are left
+    out of it; with FUEL_TRACEBACK=full in the environment all are shown.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return _one_line(error) + "\n"
+    if isinstance(error, SystemExit):
+        return _one_line(error) + "\n" if _one_line(error) else ""
+    report = traceback.TracebackException.from_exception(error)
+    if isinstance(error, FuelError) and os.environ.get(TRACEBACK) != "full":
+        for part in _chain(report):
+            users = [frame for frame in part.stack if not frame.filename.startswith(_OWN_FRAMES)]
+            part.stack = traceback.StackSummary.from_list(users or part.stack)
+    return "".join(report.format())
+
+
+def _chain(report: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    pending, seen = [report], set[int]()
+    while pending:
+        part = pending.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        pending += [link for link in (part.__cause__, part.__context__) if link is not None]
+        pending += part.exceptions or []
+
+
+def _one_line(error: BaseException) -> str:
+    """What happened in one line; empty for a `sys.exit` with a number, which has nothing to say."""
+    if isinstance(error, SystemExit):
+        return "" if error.code is None or isinstance(error.code, int) else str(error.code)
+    if isinstance(error, KeyboardInterrupt):
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" at {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+        return f"interrupted{where}"
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+def _me() -> _Rank:
+    if _this_rank is None:
+        return _Rank(0, 1, os.getpid(), time.time(), "", None)
+    return _this_rank
+
+
+def _is_this_rank() -> bool:
+    """False in a process that was forked from the rank."""
+    return _me().pid == os.getpid()
+
+
+def _tagged(text: str) -> str:
+    me = _me()
+    if me.world_size > 1 and text:
+        text = f"[rank {me.rank}/{me.world_size} {socket.gethostname()}] {text}"
+    return "".join(me.line_tag + line for line in text.splitlines(keepends=True))
+
+
+def _write(text: str) -> None:
+    """To standard error, in one write as far as the kernel takes it, so that no other rank gets in between."""
+    data = text.encode("utf-8", "backslashreplace")
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(2, data) :]
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a closed or broken stream must not hide the failure itself
+            stream.flush()
+
+
+_claim: socket.socket | None = None  # kept open for as long as this process lives
+
+
+def _first_to_fail() -> bool:
+    """True on the first rank of this host and job that asks. The ranks of a host have the same parent."""
+    global _claim
+    if _me().world_size == 1:
+        return True
+    if (directory := _me().record_to) is not None:
+        return _create(directory / f"failed-first-{socket.gethostname()}")
+    key = f"fuel-parallel-{os.getuid()}-{os.getppid()}"
+    if os.uname().sysname == "Linux":  # an abstract socket vanishes with its process
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            claim.bind(f"\0{key}")
+        except OSError as problem:
+            claim.close()
+            return problem.errno != errno.EADDRINUSE
+        _claim = claim
+        return True
+    path = Path(tempfile.gettempdir(), key)
+    with contextlib.suppress(OSError):
+        if time.time() - path.stat().st_mtime > 60:  # of an earlier job whose launcher had the same process id
+            path.unlink()
+    return _create(path)
+
+
+def _create(path: Path) -> bool:
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _end_job(code: int) -> NoReturn:
+    """End every rank of the job. With status 0 only this one ends: `MPI_Abort(0)` would call the job a success."""
+    _flush()
+    if code != 0 and _me().world_size > 1:
+        # MPI_Init waits for all other ranks and MPI_Abort for the launcher: neither may keep this rank alive.
+        timer = threading.Timer(_ABORT_S, os._exit, args=(code,))
+        timer.daemon = True
+        timer.start()
+        with contextlib.suppress(Exception):
+            mpi = _initialised_mpi()
+            if mpi is not None:
+                mpi.COMM_WORLD.Abort(code)
+    os._exit(code)
+
+
+def _initialised_mpi() -> ModuleType | None:
+    """`mpi4py.MPI` when it can abort; None when it cannot or when fuelrun watches and ends the job anyway."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized():
+        return None if mpi.Is_finalized() else mpi
+    claim = environment.detect()
+    if _me().record_to is not None or claim is None or not claim.parallel:
+        return None
+    if mpi is None:
+        mpi = importlib.import_module("mpi4py.MPI")  # which initialises MPI, unless told otherwise
+    if not mpi.Is_initialized():
+        mpi.Init()
+    # Another MPI's launcher: each rank is alone in its world, and only its exit status tells the launcher.
+    return mpi if mpi.COMM_WORLD.size > 1 else None
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    error = error if error.__traceback__ is trace else error.with_traceback(trace)
+    if _is_this_rank() and _me().world_size == 1:
+        # Alone there is nobody to end, so Python's own shutdown goes on: `finally`, `atexit`, exit status.
+        if isinstance(error, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+        else:
+            _flush()
+            _write(describe(error))
+        return
+    end_rank(error)
+
+
+def _thread_excepthook(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is None or isinstance(args.exc_value, SystemExit):
+        return
+    if not _is_this_rank():
+        threading.__excepthook__(args)
+        return
+    end_rank(args.exc_value)
+
+
+def _watch_sys_exit() -> None:
+    """Make `sys.exit(3)` on one rank end the others too, where no runner of ours catches it.
+
+    Python tells nobody that a `SystemExit` got through: no excepthook runs, and `MPI_Finalize` then waits for the
+    other ranks at exit. What can be seen is who drops the exception. A script that catches it drops it in one of its
+    own frames; one that went all the way up is dropped by the interpreter itself, with no frame left.
+    """
+
+    class WatchedExit(SystemExit):
+        def __del__(self) -> None:
+            code = exit_code(self)
+            if code and sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+                end_rank(self)
+
+    def watched_exit(status: object = None, /) -> NoReturn:
+        # From the runner of fuelrun no SystemExit gets through, and a forked child ends alone.
+        if _is_this_rank():
+            raise WatchedExit(status)
+        raise SystemExit(status)
+
+    WatchedExit.__name__ = WatchedExit.__qualname__ = "SystemExit"
+    watched_exit.__name__ = "exit"
+    watched_exit.__doc__ = sys.exit.__doc__
+    sys.exit = watched_exit
