@@ -1,5 +1,89 @@
-"""Parallel machine learning over MPI."""
+"""Parallel machine learning over MPI: lazy tensors, collectives in the graph, and a launcher.
+
+>>> import fuel_parallel as fp
+>>> import fuel_parallel.lazy as ft
+>>> world = fp.init()                      # MpiComm under MPI, IdentityComm alone
+>>> total = world.all_reduce(ft.ones(3))   # a node of the graph: nothing is sent yet
+>>> total.shape
+(3,)
+
+Names are imported when they are first used, so that `fuelrun` starts without numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from fuel_parallel.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from fuel_parallel import data_parallel, lazy, optim
+    from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
+    from fuel_parallel.errors import FuelError
+    from fuel_parallel.layers import Embedding, LayerNorm, Linear, RMSNorm
+    from fuel_parallel.module import Module, Parameter, Variable
+    from fuel_parallel.partition import partition
+    from fuel_parallel.progress import progress
+    from fuel_parallel.runtime.realize import realize
+
+_HOME_OF = {
+    "CommInfo": "fuel_parallel.comm",
+    "Communicator": "fuel_parallel.comm",
+    "Embedding": "fuel_parallel.layers",
+    "FuelError": "fuel_parallel.errors",
+    "IdentityComm": "fuel_parallel.comm",
+    "LayerNorm": "fuel_parallel.layers",
+    "Linear": "fuel_parallel.layers",
+    "Module": "fuel_parallel.module",
+    "MpiComm": "fuel_parallel.comm",
+    "Parameter": "fuel_parallel.module",
+    "RMSNorm": "fuel_parallel.layers",
+    "ReduceOp": "fuel_parallel.comm",
+    "SymbolicComm": "fuel_parallel.comm",
+    "Variable": "fuel_parallel.module",
+    "init": "fuel_parallel.comm",
+    "partition": "fuel_parallel.partition",
+    "progress": "fuel_parallel.progress",
+    "realize": "fuel_parallel.runtime.realize",
+}
+_SUBMODULES = ("data_parallel", "lazy", "optim")
+
+__all__ = [
+    "CommInfo",
+    "Communicator",
+    "Embedding",
+    "FuelError",
+    "IdentityComm",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "MpiComm",
+    "Parameter",
+    "RMSNorm",
+    "ReduceOp",
+    "SymbolicComm",
+    "Variable",
+    "__version__",
+    "data_parallel",
+    "init",
+    "lazy",
+    "optim",
+    "partition",
+    "progress",
+    "realize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"fuel_parallel.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'fuel_parallel' has no attribute {name!r}")
+    # Bound here for good: a submodule of the same name must not take its place (`progress`, `partition`).
+    value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -52,7 +52,7 @@ class _Rank:
     """Who this process is. One per process; `pid` tells a forked child from the rank itself."""
 
     rank: int
-    world_size: int
+    world_size: int | None
     pid: int
     started: float
     line_tag: str
@@ -62,14 +62,14 @@ class _Rank:
 _this_rank: _Rank | None = None
 
 
-def install(rank: int, world_size: int, *, line_tag: str = "", record_to: Path | None = None) -> None:
+def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to: Path | None = None) -> None:
     """From here on an uncaught exception in any thread of this rank ends the whole job.
 
     Calling it again replaces rank and size: `fuelrun` installs what the launcher claims, `fp.init()` what MPI says.
 
     Args:
         rank: Rank of this process.
-        world_size: Number of ranks. In a world of one, tracebacks carry no tag and other threads may fail.
+        world_size: Number of ranks; None when the launcher does not say. In a world of one, tracebacks carry no tag and other threads may fail.
         line_tag: Put before every line that is printed here; for `fuelrun --tag-output`. An earlier one is kept.
         record_to: The job directory of the fuelrun that watches this rank. An earlier one is kept.
     """
@@ -85,7 +85,7 @@ def install(rank: int, world_size: int, *, line_tag: str = "", record_to: Path |
     )
     write_record()
     sys.excepthook = _excepthook
-    if world_size > 1:
+    if world_size != 1:
         threading.excepthook = _thread_excepthook
         if earlier is None:
             _watch_sys_exit()
@@ -208,8 +208,9 @@ def _is_this_rank() -> bool:
 
 def _tagged(text: str) -> str:
     me = _me()
-    if me.world_size > 1 and text:
-        text = f"[rank {me.rank}/{me.world_size} {socket.gethostname()}] {text}"
+    if me.world_size != 1 and text:
+        of = "" if me.world_size is None else f"/{me.world_size}"
+        text = f"[rank {me.rank}{of} {socket.gethostname()}] {text}"
     return "".join(me.line_tag + line for line in text.splitlines(keepends=True))
 
 
@@ -267,7 +268,7 @@ def _create(path: Path) -> bool:
 def _end_job(code: int) -> NoReturn:
     """End every rank of the job. With status 0 only this one ends: `MPI_Abort(0)` would call the job a success."""
     _flush()
-    if code != 0 and _me().world_size > 1:
+    if code != 0 and _me().world_size != 1:
         # MPI_Init waits for all other ranks and MPI_Abort for the launcher: neither may keep this rank alive.
         timer = threading.Timer(_ABORT_S, os._exit, args=(code,))
         timer.daemon = True

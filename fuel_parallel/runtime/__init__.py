@@ -1,1 +1,1 @@
-"""From a graph to values: passes, plan, executor and memory."""
+"""From graph to values: a plan is made of what was asked for, then run."""

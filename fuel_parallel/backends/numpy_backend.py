@@ -1,0 +1,35 @@
+"""The CPU, by numpy."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from fuel_parallel.backends.backend import Backend
+
+
+class NumpyBackend(Backend):
+    """Host arrays."""
+
+    array_module = np
+    dlpack_device = (1, 0)
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(array)
+
+    def from_host(self, array: np.ndarray[Any, Any]) -> Any:
+        return array
+
+    def settle(self, value: Any) -> Any:
+        array = np.asarray(value)
+        base = array.base
+        if not array.flags.c_contiguous or (isinstance(base, np.ndarray) and base.nbytes > array.nbytes):
+            # order="C" and a copy: the view's base may be many times as large as what is kept.
+            return array.copy(order="C")
+        return array
+
+    def running(self) -> AbstractContextManager[Any]:
+        # Infinities and NaNs are values here, as the array API standard wants; numpy's warnings would name our lines.
+        return np.errstate(all="ignore")

@@ -1,0 +1,48 @@
+"""Every exception that a user of fuel-parallel can meet, one family under `FuelError`.
+
+A message says what was wrong, the value that was given, what was expected and what to do about it.
+Where Python has a fitting built-in (`ValueError`, `TypeError`, `IndexError`), the error is that as well, so that
+code written against the array API standard catches what it expects.
+"""
+
+from __future__ import annotations
+
+
+class FuelError(Exception):
+    """Base of all errors raised on purpose by fuel-parallel."""
+
+
+class ShapeError(FuelError, ValueError):
+    """Shapes, axes or sizes that do not fit together."""
+
+
+class DTypeError(FuelError, TypeError):
+    """A dtype that an operation does not take, or dtypes that do not promote to a common one."""
+
+
+class ArgumentError(FuelError, ValueError):
+    """An argument with a value outside of what the function accepts."""
+
+
+class IndexingError(FuelError, IndexError):
+    """An index that is out of bounds, or of a kind that cannot be used for indexing."""
+
+
+class GradientError(FuelError, ValueError):
+    """A gradient that cannot be taken: a loss that is not a scalar, a graph that was already released."""
+
+
+class RealizeError(FuelError, RuntimeError):
+    """A kernel failed while a plan ran; the message names the op and the script line that built it."""
+
+
+class CommunicatorError(FuelError, RuntimeError):
+    """A collective that cannot be built or run on this communicator."""
+
+
+class LaunchError(FuelError, RuntimeError):
+    """Ranks could not be started, or the launcher and the MPI library do not belong together."""
+
+
+class DataError(FuelError, ValueError):
+    """A file or data set that cannot be used: missing, empty, wrongly encoded or too short."""

@@ -1,0 +1,186 @@
+"""Gradients: the backward pass is more graph.
+
+`grad` walks from the loss to what was asked for and builds, op by op from the youngest, the cotangent of each node with
+the op's own vjp. What it returns are lazy tensors like any other, so gradients of gradients need nothing new.
+
+Across ranks the derivative is that of the *sum of the losses of all ranks*. A collective's vjp is therefore again a
+collective, which every rank must take part in even where its own input does not lead to anything it asked for; such
+nodes are kept and run with the next plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from fuel_parallel.errors import DTypeError, GradientError, ShapeError
+from fuel_parallel.lazy import dtypes, effects
+from fuel_parallel.lazy.node import Node, built_for, describe_line
+from fuel_parallel.lazy.ops import creation
+from fuel_parallel.lazy.tensor import Tensor
+from fuel_parallel.lazy.tree import flatten, unflatten
+
+
+def grad(loss: Tensor, wrt: Any, *, cotangent: Tensor | None = None) -> Any:
+    """The gradient of the scalar `loss` with respect to `wrt`: a tensor, or any nesting of lists, tuples and dicts.
+
+    The result has the structure of `wrt`. With `cotangent` (of the shape of `loss`) the loss need not be a scalar: the
+    result is then the vector-Jacobian product. A tensor that the loss does not depend on has gradient zero.
+
+    Raises `GradientError` when the loss is not a floating scalar, or when a node on the way was realized before its
+    gradient was taken and let its graph go.
+
+    >>> x = creation.asarray([1.0, 2.0])
+    >>> grad((x * x * x).sum(), x).tolist()
+    [3.0, 12.0]
+    """
+    if not isinstance(loss, Tensor):
+        raise GradientError(f"grad: the loss must be a tensor, not {type(loss).__name__}")
+    leaves, structure = flatten(wrt)
+    _check_loss(loss, cotangent)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) or dtypes.kind(leaf.dtype) != "real floating":
+            what = f"{leaf.dtype.name} tensor" if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise GradientError(f"grad: gradients are taken with respect to floating tensors, not a {what}")
+    start = creation.ones_like(loss) if cotangent is None else cotangent
+    cotangents = _backward(loss.node, [leaf.node for leaf in leaves], start)
+    return unflatten(
+        structure,
+        [creation.zeros_like(leaf) if (g := cotangents.get(leaf.node)) is None else g for leaf in leaves],
+    )
+
+
+def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Any, Any]]:
+    """A function that returns `(function(*args), gradient with respect to the arguments argnums)`.
+
+    The function returns the loss, or a tuple whose first element is the loss (the rest is passed through). An argument
+    may be any nesting of lists, tuples, dicts and modules of tensors.
+
+    >>> value, slope = value_and_grad(lambda x: x * x)(creation.asarray(3.0))
+    >>> value.item(), slope.item()
+    (9.0, 6.0)
+    """
+
+    def evaluate(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        result = function(*args, **kwargs)
+        loss = result[0] if isinstance(result, tuple) else result
+        gradients = grad(loss, [args[n] for n in numbers])
+        return result, gradients[0] if isinstance(argnums, int) else tuple(gradients)
+
+    return evaluate
+
+
+def _check_loss(loss: Tensor, cotangent: Tensor | None) -> None:
+    if dtypes.kind(loss.dtype) != "real floating":
+        raise GradientError(f"grad: the loss must be a floating tensor, not {loss.dtype.name}")
+    if cotangent is None and loss.shape != ():
+        raise GradientError(
+            f"grad: the loss must be a scalar, but has shape {loss.shape}; reduce it with sum or mean, or give a cotangent"
+        )
+    if cotangent is not None and (cotangent.shape != loss.shape or cotangent.dtype != loss.dtype):
+        raise ShapeError(
+            f"grad: the cotangent must be like the loss, {loss.dtype.name}{list(loss.shape)}, "
+            f"not {cotangent.dtype.name}{list(cotangent.shape)}"
+        )
+
+
+def _backward(loss: Node, wrt: list[Node], start: Tensor) -> dict[Node, Tensor]:
+    wanted = set(wrt)
+    order, dependent = _paths(loss, wanted)
+    cotangents = {loss: start}
+    for node in order:
+        g = cotangents.get(node) if node in wanted else cotangents.pop(node, None)
+        if g is None or not node.inputs and not node.op.crosses_ranks:
+            continue
+        _push(node, g, dependent, cotangents)
+    return cotangents
+
+
+def _push(node: Node, g: Tensor, dependent: set[Node], cotangents: dict[Node, Tensor]) -> None:
+    """Adds to the cotangents of the inputs what arrives at them through `node`."""
+    op = node.op
+    if op.vjp is None:
+        raise GradientError(f"grad: {op.name} (built at {describe_line(node.line)}) has no gradient")
+    if not op.vjp:
+        return
+    y = Tensor(node)
+    inputs = tuple(Tensor(i) for i in node.inputs)
+    with built_for(node.line):
+        if not inputs:
+            op.vjp[0](g, y, *node.attrs)
+            return
+        for index, source in enumerate(node.inputs):
+            needed = source in dependent
+            if not needed and not (op.crosses_ranks and dtypes.is_inexact(source.spec.dtype)):
+                continue
+            if op.variadic:
+                part = op.vjp(index, g, y, inputs, *node.attrs)
+            else:
+                part = op.vjp[index](g, y, *inputs, *node.attrs)
+            if part is None:
+                continue
+            if not needed:
+                effects.keep(part.node)
+                continue
+            if part.shape != source.spec.shape or part.dtype is not source.spec.dtype:
+                raise DTypeError(
+                    f"internal: the vjp of {op.name} gave {part.node.spec} for an input of {source.spec}"
+                )
+            before = cotangents.get(source)
+            cotangents[source] = part if before is None else before + part
+
+
+def _paths(loss: Node, wanted: set[Node]) -> tuple[list[Node], set[Node]]:
+    """The nodes below the loss, youngest first, and those of them that depend on a wanted node.
+
+    Raises the user's error when a released node may hide a path.
+    """
+    seen: set[Node] = set()
+    stack = [loss]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op.vjp != ():
+            stack.extend(node.inputs)
+    order = sorted(seen, key=lambda n: n.serial)
+    dependent: set[Node] = set()
+    for node in order:
+        if node in wanted or any(i in dependent for i in node.inputs):
+            dependent.add(node)
+    _check_released([n for n in order if n.history is not None and n not in wanted], wanted)
+    return order[::-1], dependent
+
+
+def _check_released(released: list[Node], wanted: set[Node]) -> None:
+    if not released:
+        return
+    below = leaves_below(wanted)
+    for node in released:
+        if node.history is not None and node.history.may_hold(below):
+            raise GradientError(
+                f"grad: a tensor that depends on what you differentiate by was realized before its gradient was taken, and "
+                f"its graph was let go (built at {describe_line(node.line)}). Call grad before realize(), item(), numpy() "
+                "or printing; or use stop_gradient if it is to be a constant"
+            )
+
+
+def leaves_below(nodes: Iterable[Node]) -> set[int]:
+    """Serials of the leaves that the nodes depend on, through released nodes as well."""
+    result: set[int] = set()
+    seen: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.inputs:
+            stack.extend(node.inputs)
+        else:
+            result.add(node.serial)
+            if node.history is not None:
+                result |= node.history.leaves
+    return result

@@ -1,0 +1,38 @@
+"""Nodes that must run although no value of theirs may be asked for.
+
+Sends, and collectives that other ranks wait for, are *kept* until the next plan takes them along. All other collectives
+are *noted*: a plan that reaches a collective also runs the older ones that are still held by somebody, so that the order
+on the wire is the order of the script however a rank cuts its work into realizes.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from fuel_parallel.lazy.node import Node
+
+_kept: list[Node] = []
+_noted: list[weakref.ref[Node]] = []
+
+
+def keep(node: Node) -> None:
+    """Holds a node until a plan has run it."""
+    _kept.append(node)
+
+
+def note(node: Node) -> None:
+    """Remembers a collective for the order of later plans, without holding it."""
+    _noted.append(weakref.ref(node))
+
+
+def take() -> list[Node]:
+    """All kept nodes that have not run; they are the caller's to run now."""
+    taken, _kept[:] = list(_kept), []
+    return [node for node in taken if node.value is None]
+
+
+def noted_before(serial: int) -> list[Node]:
+    """Living collectives older than `serial` that have not run."""
+    alive = [(ref, node) for ref in _noted if (node := ref()) is not None and node.value is None]
+    _noted[:] = [ref for ref, _ in alive]
+    return [node for _, node in alive if node.serial < serial]

@@ -1,0 +1,243 @@
+"""Nodes: the lazy graph itself.
+
+A node is an op applied to other nodes: it knows its shape and dtype from the moment it is built, and its value once a
+plan has run. Nodes are numbered as they are made; since inputs are older than what is made of them, that number is a
+topological order, and for collectives it is the order on the wire.
+
+When a node is realized its inputs are let go, so that memory is bounded by what is held, not by what was computed.
+What it once depended on is remembered as a set of numbers (`history`), so that a gradient that would silently miss a
+path through a released node is an error instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from fuel_parallel.lazy.dtypes import DType
+
+Shape = tuple[int, ...]
+Attrs = tuple[Any, ...]
+
+
+class Spec:
+    """Shape, dtype and device of a node's value. Interned: equal specs are one object."""
+
+    __slots__ = ("__weakref__", "device", "dtype", "shape")
+    shape: Shape
+    dtype: DType
+    device: str
+
+    def __new__(cls, shape: Shape, dtype: DType, device: str = "cpu") -> Spec:
+        key = (shape, dtype, device)
+        found = _specs.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.shape, found.dtype, found.device = key
+            found = _specs.setdefault(key, found)
+        return found
+
+    def __reduce__(self) -> tuple[type[Spec], tuple[Shape, DType, str]]:
+        return Spec, (self.shape, self.dtype, self.device)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a dense array of this spec."""
+        return self.size * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
+
+
+_specs: WeakValueDictionary[tuple[Shape, DType, str], Spec] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """One entry of the registry: all that the library knows of an operation.
+
+    `infer(*input specs, *attrs)` gives the spec of the result or raises the user's error.
+    `kernel(xp, *arrays, *attrs)` computes it with an array module `xp` (numpy, cupy); it may return a view of an input
+    and must not write into one.
+    `vjp` has for each input a function `(g, y, *inputs, *attrs) -> cotangent of that input`, built of lazy tensors, so
+    that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO` says that
+    the derivative is zero wherever it exists, `None` that the op has no gradient.
+    A variadic op takes its inputs as one tuple in all three.
+    """
+
+    name: str
+    infer: Callable[..., Spec]
+    kernel: Callable[..., Any]
+    vjp: Any = None
+    variadic: bool = False
+    crosses_ranks: bool = False
+    has_effect: bool = False
+    attr_names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+ZERO = ()
+OPS: dict[str, Op] = {}
+
+
+def define(op: Op) -> Op:
+    """Enters an op into the registry."""
+    if op.name in OPS:
+        raise RuntimeError(f"op {op.name!r} is defined twice")
+    OPS[op.name] = op
+    return op
+
+
+class History(NamedTuple):
+    """The leaves that a released node was computed from, by serial.
+
+    Only the youngest are listed; every leaf up to the serial `forgotten` counts as one of them.
+    """
+
+    leaves: frozenset[int]
+    forgotten: int = -1
+
+    def may_hold(self, leaves: Iterable[int]) -> bool:
+        """Whether the released node may have been computed from one of the leaves."""
+        return any(leaf in self.leaves or leaf <= self.forgotten for leaf in leaves)
+
+    @staticmethod
+    def of(leaves: Iterable[Node]) -> History:
+        """The history of something computed from these leaves, some of which have a history of their own."""
+        serials: set[int] = set()
+        forgotten = -1
+        for leaf in leaves:
+            serials.add(leaf.serial)
+            if leaf.history is not None:
+                serials |= leaf.history.leaves
+                forgotten = max(forgotten, leaf.history.forgotten)
+        if len(serials) > _HISTORY_LIMIT:
+            youngest = sorted(serials)[-_HISTORY_LIMIT:]
+            forgotten, serials = max(forgotten, youngest[0] - 1), set(youngest)
+        return History(frozenset(serials), forgotten)
+
+
+_HISTORY_LIMIT = 2048
+
+
+class Node:
+    """One op applied to other nodes. See the module's text."""
+
+    __slots__ = ("__weakref__", "attrs", "history", "inputs", "line", "op", "serial", "spec", "value")
+
+    def __init__(
+        self, op: Op, inputs: tuple[Node, ...], attrs: Attrs, spec: Spec, value: Any = None, line: Line | None = None
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.attrs = attrs
+        self.spec = spec
+        self.value = value
+        self.line = line
+        self.history: History | None = None
+        self.serial = next(_serials)
+
+    def release(self, value: Any, history: History | None) -> None:
+        """Stores the value and lets the inputs go. `history`: the leaves that it was computed from."""
+        self.value = value
+        self.op, self.inputs, self.attrs = DATA, (), ()
+        self.history = history
+
+    def __repr__(self) -> str:
+        return f"<node {self.serial} {self.op.name} {self.spec}>"
+
+
+Line = tuple[CodeType, int]
+_serials = itertools.count()
+_inferred: dict[tuple[Any, ...], Spec] = {}
+_INFERRED_LIMIT = 1 << 16
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_line_override: list[Line | None] = []
+
+
+def apply(op: Op, inputs: tuple[Node, ...], *attrs: Any) -> Node:
+    """Builds the node `op(*inputs, *attrs)`; its shape and dtype are inferred here, or the user's error is raised."""
+    key = (op, attrs, *[node.spec for node in inputs])
+    spec = _inferred.get(key)
+    if spec is None:
+        specs = key[2:]
+        spec = op.infer(specs, *attrs) if op.variadic else op.infer(*specs, *attrs)
+        if len(_inferred) >= _INFERRED_LIMIT:
+            _inferred.clear()
+        _inferred[key] = spec
+    return Node(op, inputs, attrs, spec, None, script_line())
+
+
+def data_node(value: Any, spec: Spec) -> Node:
+    """A leaf that holds an array."""
+    return Node(DATA, (), (), spec, value, script_line())
+
+
+def script_line() -> Line | None:
+    """Code and line number of the innermost frame outside this package: the line the user wrote."""
+    if _line_override:
+        return _line_override[-1]
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back  # type: ignore[assignment]
+    return (frame.f_code, frame.f_lineno) if frame is not None else None
+
+
+@contextmanager
+def built_for(line: Line | None) -> Iterator[None]:
+    """Nodes built inside are booked on `line`: a backward op belongs to the line of its forward op."""
+    _line_override.append(line)
+    try:
+        yield
+    finally:
+        _line_override.pop()
+
+
+def describe_line(line: Line | None) -> str:
+    """`train.py:12`, as short as it stays findable."""
+    if line is None:
+        return "<unknown line>"
+    code, number = line
+    name = code.co_filename
+    try:
+        relative = os.path.relpath(name)
+    except ValueError:
+        relative = name
+    return f"{relative if not relative.startswith('..') else name}:{number}"
+
+
+def _data_has_no_kernel(*_: Any) -> Any:
+    raise RuntimeError("a data node holds its value and is never computed")
+
+
+DATA = define(Op("data", infer=_data_has_no_kernel, kernel=_data_has_no_kernel, vjp=ZERO))
+
+
+def topological(roots: Iterable[Node]) -> list[Node]:
+    """All nodes below `roots` that have no value yet, and the leaves they need, oldest first."""
+    seen: set[Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            if node.value is None:
+                stack.extend(node.inputs)
+    return sorted(seen, key=lambda node: node.serial)

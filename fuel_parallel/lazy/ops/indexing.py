@@ -1,0 +1,366 @@
+"""Indexing, reading and writing: slices, integers, None, Ellipsis, integer tensors, and bool masks for writing.
+
+A key is taken apart once into a basic part (slices and new axes, which copy nothing) and an advanced part (integer
+tensors, numpy's rules). Reading and accumulating into are two ops that are each other's vjp.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from typing import Any
+
+import numpy as np
+
+from fuel_parallel.errors import DTypeError, IndexingError, ShapeError
+from fuel_parallel.lazy import dtypes
+from fuel_parallel.lazy.node import Op, Shape, Spec, apply, define
+from fuel_parallel.lazy.ops import binary, creation, manipulation
+from fuel_parallel.lazy.tensor import Tensor
+
+Window = tuple[tuple[int, int, int], ...]
+"""For each dimension (start, step, count)."""
+
+
+def _keys(window: Window) -> tuple[slice, ...]:
+    keys = []
+    for start, step, count in window:
+        stop = start + step * count
+        keys.append(slice(start, stop if stop >= 0 else None, step) if count else slice(0, 0))
+    return tuple(keys)
+
+
+def _infer_slice(x: Spec, window: Window) -> Spec:
+    return Spec(tuple(count for _, _, count in window), x.dtype, x.device)
+
+
+def _unslice_kernel(xp: Any, g: Any, shape: Shape, window: Window) -> Any:
+    result = xp.zeros(shape, dtype=g.dtype)
+    result[_keys(window)] = g
+    return result
+
+
+def _update_kernel(xp: Any, x: Any, value: Any, window: Window) -> Any:
+    result = xp.array(x)
+    result[_keys(window)] = value
+    return result
+
+
+SLICE = define(
+    Op(
+        "slice",
+        _infer_slice,
+        kernel=lambda xp, x, window: x[_keys(window)],
+        vjp=(lambda g, y, x, window: Tensor(apply(UNSLICE, (g.node,), x.shape, window)),),
+        attr_names=("window",),
+    )
+)
+UNSLICE = define(
+    Op(
+        "unslice",
+        infer=lambda g, shape, window: Spec(shape, g.dtype, g.device),
+        kernel=_unslice_kernel,
+        vjp=(lambda h, y, g, shape, window: _slice(h, window),),
+        attr_names=("shape", "window"),
+    )
+)
+SLICE_UPDATE = define(
+    Op(
+        "slice_update",
+        infer=lambda x, value, window: x,
+        kernel=_update_kernel,
+        vjp=(
+            lambda g, y, x, value, window: _slice_update(g, creation.zeros_like(value), window),
+            lambda g, y, x, value, window: _slice(g, window),
+        ),
+        attr_names=("window",),
+    )
+)
+
+
+def _slice(x: Tensor, window: Window) -> Tensor:
+    if all(start == 0 and step == 1 and count == extent for (start, step, count), extent in zip(window, x.shape, strict=True)):
+        return x
+    return Tensor(apply(SLICE, (x.node,), window))
+
+
+def _slice_update(x: Tensor, value: Tensor, window: Window) -> Tensor:
+    return Tensor(apply(SLICE_UPDATE, (x.node, value.node), window))
+
+
+# Advanced indexing. `axes` are the dimensions of x that the index tensors stand for, in order.
+
+
+def _indexed_shape(shape: Shape, axes: tuple[int, ...], indices: tuple[Spec, ...]) -> Shape:
+    common = binary.broadcast_shapes("indexing", *(i.shape for i in indices))
+    rest = [extent for d, extent in enumerate(shape) if d not in axes]
+    adjacent = axes[-1] - axes[0] == len(axes) - 1
+    place = axes[0] if adjacent else 0
+    return (*rest[:place], *common, *rest[place:])
+
+
+def _infer_index(inputs: tuple[Spec, ...], axes: tuple[int, ...]) -> Spec:
+    x, *indices = inputs
+    binary.check_same_device("indexing", *inputs)
+    return Spec(_indexed_shape(x.shape, axes, tuple(indices)), x.dtype, x.device)
+
+
+def _selector(ndim: int, axes: tuple[int, ...], indices: Any) -> tuple[Any, ...]:
+    selector: list[Any] = [slice(None)] * ndim
+    for axis, index in zip(axes, indices, strict=True):
+        selector[axis] = index
+    return tuple(selector)
+
+
+def _index_kernel(xp: Any, inputs: Any, axes: tuple[int, ...]) -> Any:
+    x, *indices = inputs
+    if len(axes) == 1:
+        return xp.take(x, indices[0], axis=axes[0])
+    return x[_selector(x.ndim, axes, indices)]
+
+
+def _index_add_kernel(xp: Any, inputs: Any, shape: Shape, axes: tuple[int, ...]) -> Any:
+    g, *indices = inputs
+    accumulate = np.float32 if dtypes.is_half(g.dtype) else g.dtype
+    result = xp.zeros(shape, dtype=accumulate)
+    if axes == (0,) and g.size and xp is np:
+        _add_rows(result, indices[0].reshape(-1), g.reshape(-1, *shape[1:]))
+    elif g.size:
+        xp.add.at(result, _selector(len(shape), axes, indices), g.astype(accumulate, copy=False))
+    return result.astype(g.dtype, copy=False)
+
+
+def _add_rows(result: Any, rows: Any, g: Any) -> None:
+    """Adds `g[i]` to `result[rows[i]]`: sorted by row first, so that each row is summed in one pass and in order."""
+    rows = np.where(rows < 0, rows + result.shape[0], rows)
+    order = np.argsort(rows, kind="stable")
+    rows = rows[order]
+    first = np.concatenate(([True], rows[1:] != rows[:-1])).nonzero()[0]
+    result[rows[first]] = np.add.reduceat(g[order], first, axis=0, dtype=result.dtype)
+
+
+INDEX = define(
+    Op(
+        "index",
+        _infer_index,
+        _index_kernel,
+        vjp=lambda i, g, y, inputs, axes: (
+            Tensor(apply(INDEX_ADD, (g.node, *(t.node for t in inputs[1:])), inputs[0].shape, axes)) if i == 0 else None
+        ),
+        variadic=True,
+        attr_names=("axes",),
+    )
+)
+INDEX_ADD = define(
+    Op(
+        "index_add",
+        infer=lambda inputs, shape, axes: Spec(shape, inputs[0].dtype, inputs[0].device),
+        kernel=_index_add_kernel,
+        vjp=lambda i, h, y, inputs, shape, axes: (_index(h, inputs[1:], axes) if i == 0 else None),
+        variadic=True,
+        attr_names=("shape", "axes"),
+    )
+)
+
+
+def _index_update_kernel(xp: Any, inputs: Any, axes: tuple[int, ...]) -> Any:
+    x, value, *indices = inputs
+    result = xp.array(x)
+    result[_selector(x.ndim, axes, indices)] = value
+    return result
+
+
+INDEX_UPDATE = define(
+    Op(
+        "index_update",
+        infer=lambda inputs, axes: inputs[0],
+        kernel=_index_update_kernel,
+        vjp=lambda i, g, y, inputs, axes: _index_update_vjp(i, g, inputs, axes),
+        variadic=True,
+        attr_names=("axes",),
+    )
+)
+
+
+def _index_update_vjp(i: int, g: Tensor, inputs: tuple[Tensor, ...], axes: tuple[int, ...]) -> Tensor | None:
+    if i == 0:
+        return _index_update(g, creation.zeros_like(inputs[1]), inputs[2:], axes)
+    return _index(g, inputs[2:], axes) if i == 1 else None
+
+
+def _index(x: Tensor, indices: tuple[Tensor, ...], axes: tuple[int, ...]) -> Tensor:
+    return Tensor(apply(INDEX, (x.node, *(t.node for t in indices)), axes))
+
+
+def _index_update(x: Tensor, value: Tensor, indices: tuple[Tensor, ...], axes: tuple[int, ...]) -> Tensor:
+    return Tensor(apply(INDEX_UPDATE, (x.node, value.node, *(t.node for t in indices)), axes))
+
+
+# Keys.
+
+
+class Key:
+    """An indexing key, taken apart for a shape.
+
+    `window` and then `expanded` (new axes in, nothing dropped) are the basic part; `indices` stand for the dimensions
+    `axes` of the expanded shape; with no index tensors, `final` is the shape with the dimensions of plain integers gone.
+    """
+
+    def __init__(self, shape: Shape, key: Any) -> None:
+        items = _fill_ellipsis(shape, key if isinstance(key, tuple) else (key,))
+        advanced = builtins.any(isinstance(item, Tensor) for item in items)
+        window: list[tuple[int, int, int]] = []
+        expanded: list[int] = []
+        final: list[int] = []
+        self.indices: list[Tensor] = []
+        axes: list[int] = []
+        sizes = iter(shape)
+        for item in items:
+            if item is None:
+                expanded.append(1)
+                final.append(1)
+                continue
+            extent = next(sizes)
+            if isinstance(item, slice):
+                window.append(_slice_window(item, extent))
+                expanded.append(window[-1][2])
+                final.append(window[-1][2])
+            elif isinstance(item, Tensor) or advanced:
+                axes.append(len(expanded))
+                self.indices.append(item if isinstance(item, Tensor) else creation.asarray(_position(item, extent, shape)))
+                window.append((0, 1, extent))
+                expanded.append(extent)
+            else:
+                window.append((_position(item, extent, shape), 1, 1))
+                expanded.append(1)
+        self.window: Window = tuple(window)
+        self.expanded = tuple(expanded)
+        self.final = tuple(final)
+        self.axes = tuple(axes)
+
+
+def _fill_ellipsis(shape: Shape, key: tuple[Any, ...]) -> list[Any]:
+    items = [_check_item(item) for item in key]
+    dimensions = builtins.sum(item is not None and item is not Ellipsis for item in items)
+    ellipses = builtins.sum(item is Ellipsis for item in items)
+    if ellipses > 1:
+        raise IndexingError("indexing: only one Ellipsis (...) may stand in a key")
+    if dimensions > len(shape):
+        raise IndexingError(f"indexing: {dimensions} indices for a tensor of shape {shape} ({len(shape)} dimensions)")
+    whole = [slice(None)] * (len(shape) - dimensions)
+    if not ellipses:
+        return items + whole
+    place = next(i for i, item in enumerate(items) if item is Ellipsis)
+    return [*items[:place], *whole, *items[place + 1 :]]
+
+
+def _check_item(item: Any) -> Any:
+    if item is None or item is Ellipsis or isinstance(item, slice):
+        return item
+    if isinstance(item, builtins.bool | np.bool_):
+        raise IndexingError(f"indexing: a single bool ({item}) cannot be used as an index")
+    if isinstance(item, list | np.ndarray) and np.asarray(item).ndim:
+        item = creation.asarray(item, dtype=dtypes.int64 if np.size(item) == 0 and isinstance(item, list) else None)
+    if isinstance(item, Tensor):
+        if item.dtype == dtypes.bool_:
+            raise IndexingError(
+                "indexing: x[mask] would have a shape that depends on values; use where(mask, x, other) to keep the "
+                "shape, or x.numpy()[mask.numpy()] to leave the graph"
+            )
+        if dtypes.kind(item.dtype) != "integral":
+            raise IndexingError(f"indexing: an index tensor must have an integer dtype, not {item.dtype.name}")
+        return item
+    try:
+        return operator.index(item)
+    except TypeError:
+        raise IndexingError(
+            f"indexing: expected an int, a slice, None, ..., or a tensor of integers, not {type(item).__name__} {item!r}"
+        ) from None
+
+
+def _position(index: int, extent: int, shape: Shape) -> int:
+    if not -extent <= index < extent:
+        raise IndexingError(f"indexing: index {index} is out of bounds for extent {extent} (shape {shape})")
+    return index % extent
+
+
+def _slice_window(item: slice, extent: int) -> tuple[int, int, int]:
+    try:
+        start, stop, step = item.indices(extent)
+    except (TypeError, ValueError) as reason:
+        raise IndexingError(f"indexing: {item} is not a slice of ints: {reason}") from None
+    count = len(range(start, stop, step))
+    return (start, step, count) if count else (0, 1, 0)
+
+
+def getitem(x: Tensor, key: Any) -> Tensor:
+    """`x[key]`."""
+    if isinstance(key, Tensor) and key.dtype != dtypes.bool_ and key.ndim and x.ndim:
+        return _index(x, (_check_item(key),), (0,))
+    parts = Key(x.shape, key)
+    view = _slice(x, parts.window)
+    if not parts.indices:
+        return view if view.shape == parts.final else manipulation.reshape(view, parts.final)
+    view = view if view.shape == parts.expanded else manipulation.reshape(view, parts.expanded)
+    return _index(view, tuple(parts.indices), parts.axes)
+
+
+def setitem(x: Tensor, key: Any, value: Any) -> Tensor:
+    """A tensor like `x` with `value` at `key`: what `x[key] = value` makes `x` point at."""
+    value = creation.to_tensor("x[key] = value", value, x.dtype)
+    if creation.result_type(x.dtype, value.dtype) != x.dtype:
+        raise DTypeError(f"x[key] = value: cannot write {value.dtype.name} into {x.dtype.name}; cast the value with astype")
+    value = creation.astype(value, x.dtype)
+    if isinstance(key, Tensor) and key.dtype == dtypes.bool_:
+        if key.shape != x.shape[: key.ndim]:
+            raise IndexingError(f"x[mask] = value: mask of shape {key.shape} does not fit x of shape {x.shape}")
+        mask = manipulation.reshape(key, key.shape + (1,) * (x.ndim - key.ndim))
+        filled = binary.where(mask, value, x)
+        if filled.shape != x.shape:
+            raise ShapeError(f"x[mask] = value: value of shape {value.shape} does not broadcast to {x.shape}")
+        return filled
+    parts = Key(x.shape, key)
+    if not parts.indices:
+        window_shape = tuple(count for _, _, count in parts.window)
+        filled = manipulation.reshape(manipulation.broadcast_to(value, parts.final), window_shape)
+        return _slice_update(x, filled, parts.window)
+    view = manipulation.reshape(_slice(x, parts.window), parts.expanded)
+    target = _indexed_shape(view.shape, parts.axes, tuple(i.node.spec for i in parts.indices))
+    updated = _index_update(view, manipulation.broadcast_to(value, target), tuple(parts.indices), parts.axes)
+    window_shape = tuple(count for _, _, count in parts.window)
+    return _slice_update(x, manipulation.reshape(updated, window_shape), parts.window)
+
+
+def take(x: Tensor, indices: Any, /, *, axis: int | None = None) -> Tensor:
+    """The slices of `x` along `axis` at `indices` (any shape); `axis` may be left out for a 1-d `x`."""
+    from fuel_parallel.lazy.ops.reductions import normalize_axis
+
+    if axis is None and x.ndim != 1:
+        raise ShapeError(f"take: axis is needed for a tensor of shape {x.shape}")
+    place = normalize_axis("take", 0 if axis is None else axis, x.ndim)
+    return _index(x, (_check_item(creation.to_tensor("take", indices)),), (place,))
+
+
+def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
+    """For each place the element of `x` whose position along `axis` stands in `indices` (same number of dimensions)."""
+    from fuel_parallel.lazy.ops.reductions import normalize_axis
+
+    place = normalize_axis("take_along_axis", axis, x.ndim)
+    if indices.ndim != x.ndim:
+        raise ShapeError(f"take_along_axis: x has shape {x.shape} and indices {indices.shape}: ndim must be equal")
+    grid: list[Tensor] = []
+    for d in range(x.ndim):
+        if d == place:
+            grid.append(_check_item(indices))
+            continue
+        if indices.shape[d] not in (1, x.shape[d]) and x.shape[d] != 1:
+            raise ShapeError(f"take_along_axis: x has shape {x.shape} and indices {indices.shape}, axis {place}")
+        extent = x.shape[d]
+        grid.append(manipulation.reshape(creation.arange(extent), (1,) * d + (extent,) + (1,) * (x.ndim - d - 1)))
+    return _index(x, tuple(grid), tuple(range(x.ndim)))
+
+
+def one_hot(indices: Tensor, classes: int, /, *, dtype: Any = None) -> Tensor:
+    """A new last axis of extent `classes`: one at the position given by `indices`, zero elsewhere."""
+    hits = manipulation.expand_dims(indices, axis=-1) == creation.arange(classes, dtype=indices.dtype)
+    return creation.astype(hits, dtypes.default_float if dtype is None else dtype)

@@ -1,0 +1,108 @@
+"""Models: variables that can be rebound, and modules that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
+from fuel_parallel.lazy.ops import creation
+from fuel_parallel.lazy.tensor import Tensor
+
+
+class Variable(Tensor):
+    """A tensor that can be pointed at a new value: the state of a model or of an optimizer.
+
+    Realizing a variable makes it a leaf: gradients end there.
+
+    >>> count = Variable(0)
+    >>> count.assign(count + 1)
+    >>> count.item()
+    1
+    """
+
+    __slots__ = ()
+    is_state = True
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(creation.asarray(value).node)
+
+    def assign(self, value: Tensor) -> None:
+        """Takes the (lazy) value from now on; shape and dtype must be its own."""
+        if value.shape != self.shape:
+            raise ShapeError(f"assign: the variable has shape {self.shape}, the new value {value.shape}")
+        if value.dtype is not self.dtype:
+            raise DTypeError(f"assign: the variable is {self.dtype.name}, the new value {value.dtype.name}; use astype")
+        self.node = value.node
+
+
+class Parameter(Variable):
+    """A variable that is trained."""
+
+    __slots__ = ()
+
+
+class Module:
+    """A part of a model. Parameters are found in its attributes, and in lists, tuples and dicts of them, in order.
+
+    >>> class Affine(Module):
+    ...     def __init__(self):
+    ...         self.scale = Parameter(2.0)
+    ...         self.shift = Parameter(1.0)
+    ...     def __call__(self, x):
+    ...         return x * self.scale + self.shift
+    >>> model = Affine()
+    >>> [name for name, _ in model.named_parameters()], model(creation.asarray(3.0)).item()
+    (['scale', 'shift'], 7.0)
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module applied to its inputs; subclasses say what that is."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    def named_variables(self) -> dict[str, Variable]:
+        """All variables by dotted name, each once, in the order of the attributes."""
+        found: dict[str, Variable] = {}
+        seen: set[int] = set()
+        for name, variable in _walk("", vars(self)):
+            if id(variable) not in seen:
+                seen.add(id(variable))
+                found[name] = variable
+        return found
+
+    def named_parameters(self) -> list[tuple[str, Parameter]]:
+        """All parameters with their dotted names, each once."""
+        return [(name, v) for name, v in self.named_variables().items() if isinstance(v, Parameter)]
+
+    def parameters(self) -> list[Parameter]:
+        """All parameters, each once."""
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Sets variables by name. The names must be those of the module."""
+        variables = self.named_variables()
+        missing, unknown = sorted(variables.keys() - values.keys()), sorted(values.keys() - variables.keys())
+        if missing or unknown:
+            raise ArgumentError(f"load: names do not match; missing: {missing or 'none'}, unknown: {unknown or 'none'}")
+        for name, variable in variables.items():
+            variable.assign(creation.asarray(values[name], dtype=variable.dtype))
+
+    def __tensors__(self) -> list[Variable]:
+        return list(self.named_variables().values())
+
+    def __repr__(self) -> str:
+        rows = [f"  {name}: {v.dtype.name}{list(v.shape)}" for name, v in self.named_variables().items()]
+        return "\n".join([f"{type(self).__name__}(", *rows, ")"])
+
+
+def _walk(prefix: str, value: Any) -> Iterator[tuple[str, Variable]]:
+    if isinstance(value, Variable):
+        yield prefix, value
+        return
+    if isinstance(value, Module):
+        value = vars(value)
+    if isinstance(value, list | tuple):
+        value = {str(index): item for index, item in enumerate(value)}
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _walk(f"{prefix}.{name}" if prefix else str(name), item)

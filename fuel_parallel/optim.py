@@ -1,0 +1,120 @@
+"""Optimizers. `update` builds the nodes of the new parameters and rebinds them; `realize` computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fuel_parallel.errors import ArgumentError, ShapeError
+from fuel_parallel.lazy.ops import creation, elementwise
+from fuel_parallel.lazy.tensor import Tensor
+from fuel_parallel.module import Parameter, Variable
+
+
+class Optimizer:
+    """What optimizers share: the parameters, and the learning rate, which may be set anew before each update."""
+
+    def __init__(self, parameters: Sequence[Parameter], lr: float) -> None:
+        self.parameters = list(parameters)
+        if not self.parameters:
+            raise ArgumentError(f"{type(self).__name__}: expected at least one parameter, got none")
+        self._lr = Variable(np.float64(0))
+        self.lr = lr
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self._rate
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        if not value >= 0:
+            raise ArgumentError(f"lr must not be negative, but is {value!r}")
+        self._rate = float(value)
+        # Data, not a constant of the graph: a new rate does not make a new plan.
+        self._lr.assign(creation.asarray(np.float64(value)))
+
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        """One step, with a gradient for each parameter in the order in which the parameters were given."""
+        if len(gradients) != len(self.parameters):
+            raise ArgumentError(f"update: {len(self.parameters)} parameters, but {len(gradients)} gradients")
+        for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            if gradient.shape != parameter.shape:
+                raise ShapeError(
+                    f"update: parameter {index} has shape {parameter.shape}, its gradient {gradient.shape}"
+                )
+        self._update([creation.astype(g, p.dtype) for g, p in zip(gradients, self.parameters, strict=True)])
+
+    def _update(self, gradients: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    def _rate_for(self, parameter: Parameter) -> Tensor:
+        return creation.astype(self._lr, parameter.dtype)
+
+    def __tensors__(self) -> list[Any]:
+        return [*self.parameters, *[v for v in _nested(vars(self)) if v is not self._lr]]
+
+
+def _nested(attributes: dict[str, Any]) -> list[Variable]:
+    found: list[Variable] = []
+    for value in attributes.values():
+        items = value if isinstance(value, list) else [value]
+        found += [item for item in items if isinstance(item, Variable) and not isinstance(item, Parameter)]
+    return found
+
+
+class SGD(Optimizer):
+    """Gradient descent, with momentum if it is not 0: v = momentum * v + g; p = p - lr * v."""
+
+    def __init__(self, parameters: Sequence[Parameter], lr: float = 1e-2, *, momentum: float = 0.0) -> None:
+        super().__init__(parameters, lr)
+        self.momentum = momentum
+        self.velocities = [Variable(creation.zeros_like(p)) for p in self.parameters] if momentum else []
+
+    def _update(self, gradients: list[Tensor]) -> None:
+        for index, (parameter, g) in enumerate(zip(self.parameters, gradients, strict=True)):
+            if self.velocities:
+                g = self.velocities[index] * self.momentum + g
+                self.velocities[index].assign(g)
+            parameter.assign(parameter - self._rate_for(parameter) * g)
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2017, arXiv:1711.05101, algorithm 2).
+
+    m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g**2;
+    p = p - lr * (m / (1 - b1**t) / (sqrt(v / (1 - b2**t)) + eps) + weight_decay * p).
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(parameters, lr)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ArgumentError(f"AdamW: betas must lie in [0, 1), but are {betas}")
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.step = Variable(np.float64(0))
+        self.means = [Variable(creation.zeros_like(p)) for p in self.parameters]
+        self.squares = [Variable(creation.zeros_like(p)) for p in self.parameters]
+
+    def _update(self, gradients: list[Tensor]) -> None:
+        first, second = self.betas
+        self.step.assign(self.step + 1)
+        correction = elementwise.sqrt(1 - second**self.step)
+        step_size = self._lr * correction / (1 - first**self.step)
+        eps = self.eps * correction
+        decay = 1 - self._lr * self.weight_decay
+        for p, m, v, g in zip(self.parameters, self.means, self.squares, gradients, strict=True):
+            m.assign(m * first + g * (1 - first))
+            v.assign(v * second + elementwise.square(g) * (1 - second))
+            # The bias corrections are scalars here, so that no pass over the parameters is spent on them.
+            moved = m / (elementwise.sqrt(v) + creation.astype(eps, p.dtype)) * creation.astype(step_size, p.dtype)
+            p.assign(p * creation.astype(decay, p.dtype) - moved)

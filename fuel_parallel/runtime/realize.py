@@ -1,0 +1,74 @@
+"""`realize`: computes everything that was asked for in one plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fuel_parallel.backends import backend_of
+from fuel_parallel.lazy import effects
+from fuel_parallel.lazy.node import History, Node
+from fuel_parallel.lazy.tensor import Tensor
+from fuel_parallel.lazy.tree import tensors_of
+from fuel_parallel.runtime.execute import execute
+from fuel_parallel.runtime.plan import make_plan
+
+
+def realize(*things: Any) -> None:
+    """Computes tensors, modules, optimizers, and nests of them, in one plan.
+
+    Work that several of them share is done once; what none of them needs is not done. Afterwards they hold their values
+    and the graph behind them is let go. Pending sends, and collectives older than the ones that are needed, run as well.
+
+    >>> import fuel_parallel.lazy as ft
+    >>> a = ft.ones(3); b = a + 1; c = a * 5
+    >>> realize(b, [c])
+    >>> b.is_realized, c.is_realized
+    (True, True)
+    """
+    tensors = tensors_of(*things)
+    targets = {t.node for t in tensors if t.node.value is None}
+    side_effects = effects.take()
+    roots = [*targets, *side_effects]
+    if roots:
+        state = {t.node for t in tensors if t.is_state}
+        _run(_with_older_collectives(roots), targets | set(side_effects), state)
+
+
+def flush() -> None:
+    """Runs what is pending: sends that no plan has taken along yet."""
+    realize()
+
+
+def _with_older_collectives(roots: list[Node]) -> list[Node]:
+    newest = _newest_collective(roots)
+    older = effects.noted_before(newest) if newest >= 0 else []
+    return list(dict.fromkeys([*roots, *older]))
+
+
+def _newest_collective(roots: list[Node]) -> int:
+    newest = -1
+    seen: set[Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in seen and node.value is None:
+            seen.add(node)
+            stack.extend(node.inputs)
+            if node.op.crosses_ranks:
+                newest = max(newest, node.serial)
+    return newest
+
+
+def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
+    plan, slots = make_plan(roots)
+    values = execute(plan, [node.value for node in slots[: plan.leaves]])
+    history: History | None = None
+    for slot, node in enumerate(slots):
+        if node in targets and node.value is None:
+            if node not in state and history is None:
+                history = History.of([n for n in slots if not n.inputs])
+            settled = backend_of(node.spec.device).settle(values[slot])
+            node.release(settled, None if node in state else history)
+        elif node.op.crosses_ranks and values[slot] is not None:
+            # A collective runs once: whoever still holds the node finds its value.
+            node.value = values[slot]
