@@ -69,7 +69,8 @@ def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to:
 
     Args:
         rank: Rank of this process.
-        world_size: Number of ranks; None when the launcher does not say. In a world of one, tracebacks carry no tag and other threads may fail.
+        world_size: Number of ranks; None when the launcher does not say. In a world of one, tracebacks carry no tag
+            and other threads may fail.
         line_tag: Put before every line that is printed here; for `fuelrun --tag-output`. An earlier one is kept.
         record_to: The job directory of the fuelrun that watches this rank. An earlier one is kept.
     """

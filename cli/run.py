@@ -1,0 +1,169 @@
+"""`fuelrun [-n N] SCRIPT ARGS…`: start N ranks, or become one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from fuel_parallel import environment
+from fuel_parallel.environment import LauncherClaim
+from fuel_parallel.errors import LaunchError
+from fuelrun.launch.script import Script
+
+
+class Count(click.ParamType):
+    """A whole number of at least one."""
+
+    name = "count"
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Say what was expected, and what came instead."""
+        if str(value).isascii() and str(value).isdigit() and int(value) > 0:
+            return int(value)
+        option = param.opts[0] if param else ""
+        raise click.UsageError(f"{option} takes {self.what}, a whole number of at least 1; got '{value}'")
+
+
+class Seconds(click.ParamType):
+    """A time of zero or more."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Say what was expected, and what came instead."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < float("inf"):
+            raise click.UsageError(f"{param.opts[0] if param else ''} takes seconds, 0 or more; got '{value}'")
+        return seconds
+
+
+class RunCommand(click.Command):
+    """`run`, whose own options end at the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Turn the argument that click misses into a sentence that helps."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter:
+            kind = "module" if "-m" in args else "script"
+            raise click.UsageError(f"no {kind} given: fuelrun -n 2 train.py (`fuelrun --help` shows more)") from None
+
+
+@click.command(
+    cls=RunCommand,
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+    options_metavar="[OPTIONS]",
+)
+@click.option("-n", "--ranks", type=Count("the number of ranks"), metavar="N", help="Number of ranks to start.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`.")
+@click.option("--threads", type=Count("the threads of a rank"), metavar="K", help="Threads of a rank [default: 1].")
+@click.option("--tag-output", is_flag=True, help="Put [rank/N] before every line of output.")
+@click.option("--dry-run", is_flag=True, help="Show the command line and start nothing.")
+@click.option(
+    "--grace", type=Seconds(), default=5.0, metavar="S", help="Seconds for the script after Ctrl-C [default: 5]."
+)
+@click.option("--mpirun", metavar="PATH", help="The mpirun to use [default: the one of the MPI that mpi4py loads].")
+@click.option("--mpi-args", multiple=True, metavar="ARGS", help="Options for mpirun itself, quoted; may be repeated.")
+@click.option("-q", "--quiet", is_flag=True, help="No notes, only errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Tell what is done, and show mpirun's own messages.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    ranks: int | None,
+    module: bool,
+    threads: int | None,
+    tag_output: bool,
+    dry_run: bool,
+    grace: float,
+    mpirun: str | None,
+    mpi_args: tuple[str, ...],
+    quiet: bool,
+    verbose: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> int:
+    """Run SCRIPT on N ranks. What follows SCRIPT belongs to the script.
+
+    Without -n, one rank runs in this process; inside mpirun or srun, this process becomes its rank.
+    """
+    target = Script(script, arguments, module)
+    claim = environment.detect()
+    inside = claim is not None and claim.parallel
+    if claim is not None and inside:
+        _refuse_to_nest(claim, ranks)
+    _check(target)
+    if inside or (ranks or 1) == 1:
+        if dry_run:
+            words = [sys.executable, "-m", "fuelrun.launch.rank", *target.command()]
+            click.echo(shlex.join(words))
+            return 0
+        from fuelrun.launch.rank import become_rank
+
+        become_rank(target, threads=threads, tag_output=tag_output)
+
+    from fuelrun.launch.find import find_engine
+    from fuelrun.launch.plan import Options, make_plan
+    from fuelrun.launch.supervise import supervise
+
+    options = Options(
+        threads=threads,
+        tag_output=tag_output,
+        mpi_arguments=tuple(word for words in mpi_args for word in shlex.split(words)),
+        grace=grace,
+        verbose=verbose,
+        terminal=shutil.get_terminal_size().columns if os.isatty(2) else None,
+    )
+    plan = make_plan(find_engine(mpirun), target, ranks or 1, options)
+    if dry_run:
+        click.echo(plan.shell_line())
+        return 0
+    for note in (*(plan.notes if not quiet else ()), *(plan.details if verbose else ())):
+        click.echo(f"fuelrun: {note}", err=True)
+    if verbose:
+        click.echo(f"fuelrun: {plan.shell_line()}", err=True)
+    verdict = supervise(plan)
+    for text in verdict.unexplained if not verbose else ():
+        click.echo(text, err=True, nl=False)
+    if verdict.message:
+        click.echo(f"fuelrun: {verdict.message}", err=True)
+    return verdict.code
+
+
+def _refuse_to_nest(claim: LauncherClaim, ranks: int | None) -> None:
+    """Ranks that each start N ranks are never what was meant."""
+    if ranks is None or ranks == claim.world_size:
+        return
+    size = "" if claim.world_size is None else f" of {claim.world_size}"
+    raise LaunchError(
+        f"this is already rank {claim.rank}{size}, started by {claim.launcher}; -n {ranks} cannot start more ranks "
+        "from inside one. Leave -n out to become this rank"
+    )
+
+
+def _check(target: Script) -> None:
+    """Find mistakes before any rank is started."""
+    try:
+        target.check()
+    except SyntaxError as error:
+        click.echo("".join(traceback.format_exception_only(error)), err=True, nl=False)
+        sys.exit(1)
+    except LaunchError as error:
+        if target.name == "doctor" and not target.module:
+            raise LaunchError(f"{error}; the command is `fuelrun doctor`, without options before it") from None
+        raise

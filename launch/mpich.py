@@ -1,0 +1,48 @@
+"""Starting ranks with MPICH and its kin (Hydra's mpiexec: MPICH, Intel MPI, MVAPICH 3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuelrun.launch.engine import Banner, Death, Job, lines
+
+_RULE = "={60,100}"
+_BANNERS = (
+    Banner(
+        lines("", _RULE, "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"),
+        re.compile("Please see the FAQ page for debugging suggestions"),
+    ),
+    Banner(lines(r"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort\(.*")),
+)
+_PID = re.compile(r"^=   PID (\d+) RUNNING AT ", re.MULTILINE)
+_SIGNAL = re.compile(r"EXIT STRING: .* \(signal (\d+)\)")
+
+
+@dataclass(frozen=True)
+class Mpich:
+    """Hydra's mpiexec."""
+
+    mpirun: Path
+    version: str
+    name: str = "MPICH"
+    banners: tuple[Banner, ...] = _BANNERS
+
+    def command(self, job: Job) -> list[str]:
+        """Hydra binds nothing and counts no slots unless asked to."""
+        return [str(self.mpirun), "-n", str(job.ranks), *job.arguments, *job.command]
+
+    def variables(self, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+        """Nothing is needed."""
+        return {}
+
+    def death(self, message: str) -> Death | None:
+        """Read the process id and "EXIT STRING: Killed (signal 9)"; without the latter it was an exit status."""
+        signal, pid = _SIGNAL.search(message), _PID.search(message)
+        return Death(pid=int(pid[1]) if pid else None, signal=int(signal[1])) if signal else None
+
+    def exit_code(self, status: int) -> int:
+        """Hydra's status is a rank's exit status or the bare number of its signal; `death` tells the two apart."""
+        return 128 - status if status < 0 else status

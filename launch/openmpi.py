@@ -1,0 +1,64 @@
+"""Starting ranks with Open MPI (4 and 5)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuelrun.launch.engine import Banner, Death, Job, lines
+
+_RULE = "-{74}"
+_BANNERS = tuple(
+    Banner(lines(_RULE, first), re.compile(_RULE))
+    for first in (
+        r"(prterun|mpirun|mpiexec)(\.real)? has exited due to process rank .*",
+        r"(prterun|mpirun|mpiexec)(\.real)? noticed that process rank .*",
+        r"(prterun|mpirun|mpiexec)(\.real)? detected that one or more processes exited with non-zero status.*",
+        r"MPI_ABORT was invoked on rank .*",
+        r"Primary job  ?terminated normally, but .*",
+    )
+)
+_DEATH = re.compile(r"process rank (\d+) with PID (\d+) on node \S+\s+exited\s+on\s+signal\s+(\d+)")
+
+
+@dataclass(frozen=True)
+class OpenMpi:
+    """Open MPI's mpirun."""
+
+    mpirun: Path
+    version: str
+    name: str = "Open MPI"
+    banners: tuple[Banner, ...] = _BANNERS
+
+    def command(self, job: Job) -> list[str]:
+        """No rank is bound to a core: Open MPI would put two jobs on one machine onto the same cores.
+
+        `slot:OVERSUBSCRIBE`, because slots are counted in whole cores of the machine, while a container may hold
+        hardware threads or half of them; and because local ranks are numbered in another order than ranks without.
+        """
+        command = [str(self.mpirun), "-n", str(job.ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
+        if os.getuid() == 0 and self.version.startswith(("2.", "3.", "4.")):
+            command.append("--allow-run-as-root")  # 4.0 refuses in spite of the variables
+        return [*command, *job.arguments, *job.command]
+
+    def variables(self, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+        """Settings go by the environment, so that a user's own `OMPI_MCA_…` wins."""
+        # The one-sided component on UCX prints an error for every shared window that it then does not serve.
+        wanted = {"OMPI_MCA_osc": "^ucx"}
+        if job.shared_cores:
+            wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else a waiting rank keeps the core from the one it waits for
+        if os.getuid() == 0:  # both, or it refuses
+            wanted |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return {name: value for name, value in wanted.items() if name not in environ}
+
+    def death(self, message: str) -> Death | None:
+        """Read "process rank 1 with PID 123 on node n exited on signal 9"."""
+        found = _DEATH.search(message)
+        return Death(int(found[1]), int(found[2]), int(found[3])) if found else None
+
+    def exit_code(self, status: int) -> int:
+        """Open MPI says 128+n itself; a negative status is a signal to mpirun."""
+        return 128 - status if status < 0 else status

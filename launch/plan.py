@@ -1,0 +1,101 @@
+"""What fuelrun is about to start, as a value: made here, printed by `--dry-run`, acted on by `supervise`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fuel_parallel.environment import without_launcher
+from fuelrun.launch.engine import Engine, Job
+from fuelrun.launch.processes import cores
+from fuelrun.launch.rank import TAG_OUTPUT, THREADS
+from fuelrun.launch.script import Script
+
+TERMINAL = "FUEL_TERMINAL"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user can say about a launch.
+
+    Args:
+        threads: Threads a rank; None for 1 unless the environment says otherwise.
+        tag_output: Put `[rank/N]` before every line.
+        mpi_arguments: Options for mpirun itself.
+        grace: Seconds that scripts get after Ctrl-C or SIGTERM.
+        verbose: Show mpirun's own messages too.
+        terminal: Columns of the terminal behind our standard error; None when there is none.
+    """
+
+    threads: int | None = None
+    tag_output: bool = False
+    mpi_arguments: tuple[str, ...] = ()
+    grace: float = 5.0
+    verbose: bool = False
+    terminal: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job that is ready to be started.
+
+    Args:
+        engine: Whose mpirun.
+        ranks: Number of ranks.
+        command: The command line.
+        environ: The environment around it, ours without what an outer launcher may have left there.
+        added: What is added to that environment.
+        options: The user's wishes.
+        notes: What the user should know about it, one line each.
+        details: What only `--verbose` tells.
+    """
+
+    engine: Engine
+    ranks: int
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    added: Mapping[str, str]
+    options: Options = field(default_factory=Options)
+    notes: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+
+    def shell_line(self) -> str:
+        """The plan as one line for a shell. Run by hand it starts the same ranks, with nobody watching them."""
+        added = [f"{name}={value}" for name, value in sorted(self.added.items())]
+        return shlex.join([*(("env", *added) if added else ()), *self.command])
+
+
+def make_plan(engine: Engine, script: Script, ranks: int, options: Options) -> Plan:
+    """How `engine` would start `script` on this host."""
+    available = cores()
+    job = Job(
+        ranks=ranks,
+        command=(sys.executable, "-m", "fuelrun.launch.rank", *script.command()),
+        shared_cores=ranks > available,
+        arguments=options.mpi_arguments,
+    )
+    added = engine.variables(job, os.environ)
+    if options.threads is not None:
+        added[THREADS] = str(options.threads)
+    if options.tag_output:
+        added[TAG_OUTPUT] = "1"
+    if options.terminal is not None:
+        added[TERMINAL] = str(options.terminal)
+    notes, details = [], [f"{engine.name} {engine.version}: {engine.mpirun}"]
+    if job.shared_cores:
+        notes.append(f"{ranks} ranks share {available} core{'s' if available > 1 else ''}: correct, but slow")
+    if "OMPI_ALLOW_RUN_AS_ROOT" in added:
+        details.append("Open MPI refuses to run as root; OMPI_ALLOW_RUN_AS_ROOT is set for it")
+    return Plan(
+        engine=engine,
+        ranks=ranks,
+        command=tuple(engine.command(job)),
+        environ=without_launcher(os.environ),
+        added=added,
+        options=options,
+        notes=tuple(notes),
+        details=tuple(details),
+    )

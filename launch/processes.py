@@ -1,0 +1,96 @@
+"""Processes of a job on this host: who they are, and ending them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+from pathlib import Path
+
+JOB_ID = "FUEL_JOB_ID"
+_PR_SET_PDEATHSIG = 1
+
+
+def cores() -> int:
+    """Cores that this process may use; a container or a batch job often gives fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def belongs(pid: int, job_id: str) -> bool:
+    """True when `pid` was started for this job: process ids are used again, a job's id is not."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return f"{JOB_ID}={job_id}".encode() in environ.split(b"\0")
+
+
+def of_job(job_id: str) -> list[int]:
+    """Every living process of this host that was started for the job, whoever started it."""
+    with contextlib.suppress(OSError):
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [pid for pid in pids if pid != os.getpid() and belongs(pid, job_id)]
+    return []
+
+
+def send(pids: list[int], number: int) -> None:
+    """Send a signal to each; one that is gone has nothing to hear."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def name_of(pid: int) -> str:
+    """The command of a process, for messages."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return "?"
+
+
+class Watch:
+    """Tells when a process that is not our child has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd: int | None = None
+        self._ended = False
+        try:
+            self._fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._ended = True
+        except (OSError, AttributeError):
+            self._fd = None  # no pidfd on this system: ask by signal 0
+
+    def ended(self) -> bool:
+        """True from the moment on when the process has ended."""
+        if not self._ended:
+            if self._fd is not None:
+                self._ended = bool(select.select([self._fd], [], [], 0)[0])
+            else:
+                try:
+                    os.kill(self.pid, 0)
+                except ProcessLookupError:
+                    self._ended = True
+        return self._ended
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+try:
+    _prctl = ctypes.CDLL(None).prctl
+except AttributeError:  # not Linux
+    _prctl = None
+
+
+def end_with_parent() -> None:
+    """To be called between fork and exec: the kernel sends SIGTERM when the parent is gone."""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

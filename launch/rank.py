@@ -1,0 +1,165 @@
+"""Becoming a rank: `python -m fuelrun.launch.rank [-m] SCRIPT ARGS…`.
+
+This is what mpirun starts, and what `fuelrun script.py` turns itself into when it finds itself inside mpirun or srun.
+There is no shell and no extra process in between: a signal for the rank reaches the script.
+
+What is set up before the script's first line: one thread a rank (before numpy is imported, which reads it only then),
+RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, whole lines on standard output, and what happens on failure.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from fuel_parallel import environment, failure
+from fuelrun.launch import output, script
+from fuelrun.launch.script import Script
+
+JOB_DIR = "FUEL_JOB_DIR"
+SUPERVISOR = "FUEL_SUPERVISOR"
+TAG_OUTPUT = "FUEL_TAG_OUTPUT"
+THREADS = "FUEL_THREADS"
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+_ORPHAN_GRACE_S = 2.0
+
+
+def thread_variables(environ: dict[str, str], threads: int | None = None) -> dict[str, str]:
+    """The thread settings to add: `threads` for all when asked for, else 1 for those that the user left open.
+
+    >>> thread_variables({"OMP_NUM_THREADS": "4"})["OPENBLAS_NUM_THREADS"]    # meant for all of them
+    '4'
+    """
+    if threads is not None:
+        return dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    usual = environ.get("OMP_NUM_THREADS", "1")
+    return {name: usual for name in _THREAD_VARIABLES if name not in environ}
+
+
+def become_rank(target: Script, *, threads: int | None = None, tag_output: bool = False) -> NoReturn:
+    """Turn this process into the rank that its launcher says it is, and run `target` to the end of the process.
+
+    Args:
+        target: The script.
+        threads: Threads for BLAS and OpenMP; None for 1 unless the user's environment says otherwise.
+        tag_output: Put `[rank/N]` before every line.
+    """
+    claim = environment.detect()
+    if claim is None or not claim.parallel:
+        claim = environment.LauncherClaim("none", 0, 1, 0, 1, ())
+    # What is for this process alone must not reach the programs that the script starts.
+    job_dir = os.environ.pop(JOB_DIR, None)
+    supervisor = os.environ.pop(SUPERVISOR, "")
+    tag_output = bool(os.environ.pop(TAG_OUTPUT, "")) or tag_output
+    if threads is None and (asked := os.environ.pop(THREADS, "")).isdigit():
+        threads = int(asked)
+
+    os.environ.update(thread_variables(dict(os.environ), threads))
+    os.environ.update(claim.rank_variables())
+    tag = ""
+    if tag_output:
+        tag = f"[{claim.rank}] " if claim.world_size is None else f"[{claim.rank}/{claim.world_size}] "
+        output.tag_lines(tag)
+    elif claim.parallel:
+        output.write_whole_lines()
+    if not faulthandler.is_enabled():
+        faulthandler.enable(all_threads=False)
+    failure.install(claim.rank, claim.world_size, line_tag=tag, record_to=Path(job_dir) if job_dir else None)
+    if claim.parallel:
+        _end_with_the_launcher(supervisor)
+    _run(target, alone=not claim.parallel)
+
+
+def _run(target: Script, *, alone: bool) -> NoReturn:
+    try:
+        target.run()
+    except SystemExit as error:
+        code = failure.exit_code(error)
+        if not alone and code:
+            failure.end_rank(error)
+        failure.write_record(code)
+        raise
+    except BaseException as error:
+        error = error.with_traceback(_users_part(error.__traceback__))
+        if not alone:
+            failure.end_rank(error)
+        # Alone nobody waits: the script's own excepthook and `atexit` have their turn.
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(failure.exit_code(error))
+    failure.write_record(0)
+    sys.exit(0)
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's own first frame on."""
+    ours = {__file__, script.__file__}
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name not in ours and not name.startswith("<frozen "):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _end_with_the_launcher(supervisor: str) -> None:
+    """End this rank when mpirun or fuelrun is gone, killed say: nobody would end it otherwise.
+
+    Open MPI's ranks are left to themselves when mpirun is killed, and go on computing.
+    """
+    watched = [os.getppid()]
+    host, _, pid = supervisor.rpartition(":")
+    if host == socket.gethostname() and pid.isdigit():
+        watched.append(int(pid))
+    me = os.getpid()
+
+    def wait() -> None:
+        _wait_for_any(watched)
+        time.sleep(_ORPHAN_GRACE_S)
+        if os.getpid() == me:
+            os.kill(me, signal.SIGKILL)
+
+    threading.Thread(target=wait, name="fuelrun-watch", daemon=True).start()
+
+
+def _wait_for_any(pids: list[int]) -> None:
+    """Return when one of the processes is gone. Costs nothing where the kernel can tell (Linux)."""
+    if hasattr(os, "pidfd_open"):
+        poll = select.poll()
+        try:
+            for pid in pids:
+                poll.register(os.pidfd_open(pid), select.POLLIN)
+            poll.poll()
+            return
+        except ProcessLookupError:
+            return
+        except OSError:
+            pass  # a kernel or sandbox without it
+    parent = os.getppid()
+    while os.getppid() == parent and all(Path(f"/proc/{pid}").exists() for pid in pids[1:] if os.path.isdir("/proc/1")):
+        time.sleep(1.0)
+
+
+def main() -> NoReturn:
+    """Entry of `python -m fuelrun.launch.rank`."""
+    become_rank(Script.from_command(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

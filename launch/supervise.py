@@ -1,0 +1,284 @@
+"""Watching a job: start mpirun, pass output and signals on, see to it that all ranks end, decide the exit code.
+
+What is promised:
+
+- The exit code is 0 only when every rank left word that it ended well. mpirun's own status is not believed: it is 0
+  after `os._exit(0)` in the middle of a job, and 0 when a daemon on another host died.
+- A rank that fails ends the job. If mpirun has not ended it a moment later, fuelrun does: SIGTERM, then SIGKILL by
+  process id, found by the job's id in the environment of processes, because every rank is in a group of its own.
+- Ctrl-C and SIGTERM reach the scripts first; only what is left after the grace time is ended by force.
+- Nothing is left behind, on this host. On other hosts that is the MPI's part, and the ranks' own: they end when
+  their launcher is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from fuel_parallel.errors import LaunchError
+from fuelrun.launch import processes
+from fuelrun.launch.engine import Death
+from fuelrun.launch.noise import NoiseFilter
+from fuelrun.launch.plan import Plan
+from fuelrun.launch.processes import JOB_ID, Watch
+from fuelrun.launch.rank import JOB_DIR, SUPERVISOR
+from fuelrun.launch.records import RankRecord, read_records
+from fuelrun.launch.verdict import Ending, Verdict, judge
+
+_MPIRUN_ACTS_S = 1.5  # how long mpirun may take to end a job in which a rank failed
+_TERM_S = 1.0  # from SIGTERM to SIGKILL
+_DRAIN_S = 1.0  # how long output may still come after mpirun has ended
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class _Stage(enum.IntEnum):
+    """How far the job has been pushed towards its end."""
+
+    RUNNING = 0
+    ASKED = 1  # the ranks were told, or failed by themselves: mpirun should end soon
+    TERMINATED = 2  # SIGTERM went to mpirun
+    KILLED = 3  # SIGKILL went to all
+
+
+def supervise(plan: Plan) -> Verdict:
+    """Run the job to its end. Messages of the verdict are not printed here."""
+    with tempfile.TemporaryDirectory(prefix="fuelrun-", ignore_cleanup_errors=True) as folder, _Signals() as signals:
+        return _Supervision(plan, Path(folder), signals).run()
+
+
+class _Signals:
+    """Signals to this process, as a queue and a file descriptor that `select` can wait for."""
+
+    def __init__(self) -> None:
+        self.pending: list[int] = []
+        self._earlier: dict[int, Any] = {}
+        self.fd, self._wake = os.pipe()
+
+    def __enter__(self) -> Self:
+        for end in (self.fd, self._wake):
+            os.set_blocking(end, False)
+        self._earlier_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        for number in (*_STOPPING, *_PASSED_ON, signal.SIGCHLD):
+            if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:  # nohup stays nohup
+                self._earlier[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        signal.set_wakeup_fd(self._earlier_wake)
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+        os.close(self.fd)
+        os.close(self._wake)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self.pending.append(number)
+
+    def take(self) -> list[int]:
+        """The signals since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.fd, 512):
+                pass
+        taken, self.pending = self.pending, []
+        return taken
+
+
+class _Supervision:
+    def __init__(self, plan: Plan, folder: Path, signals: _Signals) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._signals = signals
+        self._job_id = folder.name
+        self._host = socket.gethostname()
+        self._records: dict[int, RankRecord] = {}
+        self._watches: dict[int, Watch] = {}
+        self._gone: list[int] = []  # ranks of this host, in the order in which they ended
+        self._seen = -1
+        self._stage = _Stage.RUNNING
+        self._next_push: float | None = None
+        self._stopped_by: int | None = None
+        self._death: Death | None = None
+        self._noise = {fd: NoiseFilter(plan.engine.banners) for fd in (1, 2)}
+        self._deaf = False  # nobody reads our output any more
+
+    def run(self) -> Verdict:
+        environ = {
+            **self._plan.environ,
+            **self._plan.added,
+            JOB_ID: self._job_id,
+            JOB_DIR: str(self._folder),
+            SUPERVISOR: f"{self._host}:{os.getpid()}",
+        }
+        try:
+            self._mpirun = subprocess.Popen(
+                self._plan.command,
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we pass it on
+                preexec_fn=processes.end_with_parent,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start {self._plan.command[0]}: {error.strerror}") from None
+        try:
+            status = self._watch()
+        finally:
+            self._kill_leftovers()
+            for watch in self._watches.values():
+                watch.close()
+        self._look()
+        ending = Ending(
+            ranks=self._plan.ranks,
+            records=self._records,
+            gone=tuple(self._gone),
+            status=status,
+            code=self._plan.engine.exit_code(status),
+            death=self._death,
+            stopped_by=self._stopped_by,
+            messages=tuple(text for noise in self._noise.values() for text in noise.taken if text.strip()),
+        )
+        return judge(ending)
+
+    def _watch(self) -> int:
+        """Until mpirun has ended and its output is through; returns its status."""
+        mpirun = self._mpirun
+        over: float | None = None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals.fd, selectors.EVENT_READ)
+            for pipe, target in ((mpirun.stdout, 1), (mpirun.stderr, 2)):
+                if pipe is not None:
+                    selector.register(pipe, selectors.EVENT_READ, target)
+            while True:
+                for key, _ in selector.select(self._pause()):
+                    if key.data is not None and not self._pass_on(key.fd, key.data):
+                        selector.unregister(key.fileobj)
+                for fd, noise in self._noise.items():
+                    self._write(fd, noise.overdue())
+                for number in self._signals.take():
+                    self._signal(number)
+                status = mpirun.poll()
+                if status is None:
+                    self._look()
+                    self._push()
+                    continue
+                if over is None:
+                    over = time.monotonic()
+                    self._look()
+                    self._kill_leftovers()
+                if len(selector.get_map()) == 1 or time.monotonic() - over > _DRAIN_S:
+                    break
+        for fd, noise in self._noise.items():
+            self._write(fd, noise.end())
+        return status
+
+    def _pause(self) -> float:
+        if self._stage is not _Stage.RUNNING or any(noise.holding for noise in self._noise.values()):
+            return 0.05
+        return 0.2
+
+    def _pass_on(self, source: int, target: int) -> bool:
+        """Copy what has come from mpirun to our own output; False at its end."""
+        data = os.read(source, 1 << 16)
+        if not data:
+            return False
+        noise = self._noise[target]
+        taken = len(noise.taken)
+        passed = noise.feed(data)
+        self._write(target, passed)
+        for message in noise.taken[taken:]:
+            self._death = self._death or self._plan.engine.death(message)
+            if self._plan.options.verbose:
+                self._write(target, message.encode())
+        return True
+
+    def _write(self, fd: int, data: bytes) -> None:
+        while data and not self._deaf:
+            try:
+                data = data[os.write(fd, data) :]
+            except BlockingIOError:
+                time.sleep(0.005)
+            except BrokenPipeError:  # `fuelrun … | head` has seen enough
+                self._deaf = True
+                self._stop(signal.SIGPIPE, signal.SIGTERM)
+
+    def _look(self) -> None:
+        """Read what the ranks have written, and see which of them are gone."""
+        with contextlib.suppress(OSError):
+            changed = self._folder.stat().st_mtime_ns
+            if changed != self._seen:
+                self._seen = changed
+                self._records = read_records(self._folder)
+        for rank, record in self._records.items():
+            if record.host == self._host and rank not in self._watches:
+                self._watches[rank] = Watch(record.pid)
+        for rank, watch in self._watches.items():
+            if rank not in self._gone and watch.ended():
+                self._gone.append(rank)
+                self._seen = -1  # its last word may have been written since
+        failed = any(record.failed for record in self._records.values())
+        vanished = any(not self._records[rank].ended_well for rank in self._gone)
+        if self._stage is _Stage.RUNNING and (failed or vanished):
+            self._stage, self._next_push = _Stage.ASKED, time.monotonic() + _MPIRUN_ACTS_S
+
+    def _ranks_here(self) -> list[int]:
+        """Process ids of the living ranks of this host."""
+        records = (record for rank, record in self._records.items() if rank not in self._gone)
+        return [record.pid for record in records if record.host == self._host]
+
+    def _signal(self, number: int) -> None:
+        self._look()
+        if number in _PASSED_ON:
+            processes.send(self._ranks_here(), number)
+        elif self._stopped_by is None:
+            self._stop(number, number)
+        else:  # asked a second time: no more patience
+            self._next_push = 0.0
+
+    def _stop(self, reason: int, number: int) -> None:
+        """Ask every rank to end, by signal `number`."""
+        self._stopped_by = reason
+        processes.send(self._ranks_here(), number)
+        # Before all ranks are up there is no script yet that could want the time.
+        grace = self._plan.options.grace if len(self._records) == self._plan.ranks else 0.2
+        if self._stage < _Stage.TERMINATED:
+            self._stage, self._next_push = _Stage.ASKED, time.monotonic() + grace
+
+    def _push(self) -> None:
+        """When the time for the last step is over, take the next."""
+        if self._next_push is None or time.monotonic() < self._next_push:
+            return
+        if self._stage is _Stage.ASKED:
+            self._stage, self._next_push = _Stage.TERMINATED, time.monotonic() + _TERM_S
+            processes.send([self._mpirun.pid], signal.SIGTERM)
+        else:
+            self._stage, self._next_push = _Stage.KILLED, time.monotonic() + _TERM_S
+            processes.send([*processes.of_job(self._job_id), *self._ranks_here(), self._mpirun.pid], signal.SIGKILL)
+
+    def _kill_leftovers(self) -> None:
+        """End what outlived mpirun: ranks of a daemon that died, and helpers that scripts started."""
+        if self._mpirun.poll() is None:  # an error of our own
+            processes.send([self._mpirun.pid], signal.SIGKILL)
+            self._mpirun.wait()
+        left = processes.of_job(self._job_id)
+        if left and self._plan.options.verbose:
+            names = ", ".join(f"{pid} ({processes.name_of(pid)})" for pid in left)
+            print(f"fuelrun: ending processes that the job left behind: {names}", file=sys.stderr)  # noqa: T201
+        processes.send(left, signal.SIGTERM)
+        deadline = time.monotonic() + _TERM_S / 2
+        while left and time.monotonic() < deadline:
+            time.sleep(0.02)
+            left = processes.of_job(self._job_id)
+        processes.send(left, signal.SIGKILL)
