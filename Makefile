@@ -34,9 +34,6 @@ PYTEST_OPTIONS := $(if $(CI),--color=no) $(PYTEST_ARGS)
 help:
 	@sed -n 's/^#   //p' Makefile
 
-demo: $(VENV)/demo.stamp
-	$(VENV)/bin/fuelrun -n 2 examples/train_gpt.py
-
 # `part TITLE COMMAND...` runs a part and notes how it ended; `report` prints the notes and fails if a part did.
 # mpiexec's exit status alone proves nothing: the tests leave a file behind when every rank ended well.
 define begin_parts
@@ -48,6 +45,9 @@ on_ranks() { venv=$$1; ranks=$$2; shift 2; rm -f $$venv/ended-well; \
         -p no:cacheprovider --mpi-record $$venv/ended-well $(PYTEST_OPTIONS) && test -e $$venv/ended-well; }; \
 report() { printf "\n---- summary\n$$notes"; exit $$failed; }
 endef
+
+demo: $(VENV)/demo.stamp
+	$(VENV)/bin/fuelrun -n 2 examples/train_gpt.py
 
 test: $(VENV)/test.stamp
 	@$(begin_parts); \
@@ -62,8 +62,10 @@ test-mpich: $(MPICH_VENV)/test.stamp
 	report
 
 lint: $(VENV)/dev.stamp
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/ruff check .
+	@$(begin_parts); \
+	part "ruff check" $(VENV)/bin/ruff check .; \
+	part "ruff format" $(VENV)/bin/ruff format --check .; \
+	report
 
 # mypy cannot follow an editable install to cli/ and launch/, so it checks the package as it is shipped.
 types: $(VENV)/dev.stamp

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,11 +37,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": TENSORS | {"environment", "failure", "comm"},
     "mesh": TENSORS | {"environment", "failure", "topology", "comm"},
     "module": TENSORS,
+    "layers": TENSORS | {"module"},
     "optim": TENSORS | {"module"},
     "progress": RANKS,
     "device_group": RANKS | {"topology", "runtime"},
     "data_parallel": RANKS | {"module", "optim"},
-    "tensor_parallel": RANKS | {"module"},
+    "tensor_parallel": RANKS | {"module", "layers"},
     "pipeline_parallel": GROUND,
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
     "distributed_cache": GROUND,
@@ -178,29 +180,38 @@ def test_setup_lists_every_package() -> None:
     assert {name for name, path in MODULES.items() if path.name == "__init__.py"} == folders
 
 
-def modules_after(statements: str, tmp_path: Path) -> set[str]:
-    """The modules that a fresh interpreter has loaded after `statements`."""
-    program = f"import json, sys\n{statements}\nprint(); print(json.dumps(sorted(sys.modules)))"
+def evaluate(expression: str, tmp_path: Path, after: list[str]) -> Any:
+    """The value of `expression` in a fresh interpreter, outside of the repository, after some statements."""
+    program = "\n".join(["import json, sys", *after, f"print(); print(json.dumps({expression}))"])
     run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
-    return set(json.loads(run.stdout.splitlines()[-1]))
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def modules_after(statements: list[str], tmp_path: Path) -> set[str]:
+    return set(evaluate("sorted(sys.modules)", tmp_path, statements))
 
 
 def test_importing_the_library_does_not_start_mpi(tmp_path: Path) -> None:
-    assert "mpi4py.MPI" not in modules_after("import fuel_parallel", tmp_path)
+    assert "mpi4py.MPI" not in modules_after(["import fuel_parallel"], tmp_path)
 
 
 def test_reading_the_environment_loads_no_arrays(tmp_path: Path) -> None:
-    assert not modules_after("import fuel_parallel.environment", tmp_path) & {"numpy", "mpi4py"}
+    assert not modules_after(["import fuel_parallel.environment"], tmp_path) & {"numpy", "mpi4py"}
 
 
 def test_help_loads_neither_mpi_nor_arrays(tmp_path: Path) -> None:
-    statements = "\n".join(
-        [
-            "from fuelrun.main import main",
-            "sys.argv = ['fuelrun', '--help']",
-            "try: main()",
-            "except SystemExit as end: assert not end.code",
-        ]
-    )
+    statements = [
+        "from fuelrun.main import main",
+        "sys.argv = ['fuelrun', '--help']",
+        "try: main()",
+        "except SystemExit as end: assert not end.code",
+    ]
     assert not modules_after(statements, tmp_path) & {"numpy", "mpi4py.MPI"}
+
+
+def test_a_public_function_is_not_replaced_by_the_module_of_its_name(tmp_path: Path) -> None:
+    kinds = "{name: type(getattr(fp, name)).__name__ for name in fp.__all__}"
+    every = [f"import {name}" for name in LIBRARY if name.count(".") == 1]
+    plain = evaluate(kinds, tmp_path, ["import fuel_parallel as fp"])
+    assert evaluate(kinds, tmp_path, [*every, "import fuel_parallel as fp"]) == plain
