@@ -17,7 +17,7 @@ from fuel_parallel.errors import LaunchError
 from fuelrun.launch.script import Script
 
 
-class Count(click.ParamType):
+class Count(click.ParamType[int]):
     """A whole number of at least one."""
 
     name = "count"
@@ -33,7 +33,7 @@ class Count(click.ParamType):
         raise click.UsageError(f"{option} takes {self.what}, a whole number of at least 1; got '{value}'")
 
 
-class Seconds(click.ParamType):
+class Seconds(click.ParamType[float]):
     """A time of zero or more."""
 
     name = "seconds"

@@ -32,11 +32,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Death:
-    """How a rank ended, as its mpirun tells it. What mpirun does not say is None."""
+    """How a rank ended, as its mpirun tells it. What mpirun does not say is None.
+
+    Args:
+        rank: Which rank ended first.
+        signal: The signal that killed it.
+        aborted: It called `MPI_Abort`.
+    """
 
     rank: int | None = None
-    pid: int | None = None
     signal: int | None = None
+    aborted: bool = False
 
 
 @dataclass(frozen=True)

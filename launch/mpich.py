@@ -17,7 +17,7 @@ _BANNERS = (
     ),
     Banner(lines(r"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort\(.*")),
 )
-_PID = re.compile(r"^=   PID (\d+) RUNNING AT ", re.MULTILINE)
+_ABORT = re.compile(r"^Abort\(\d+\) on node \d+ \(rank (\d+) in comm 0\)")
 _SIGNAL = re.compile(r"EXIT STRING: .* \(signal (\d+)\)")
 
 
@@ -39,9 +39,11 @@ class Mpich:
         return {}
 
     def death(self, message: str) -> Death | None:
-        """Read the process id and "EXIT STRING: Killed (signal 9)"; without the latter it was an exit status."""
-        signal, pid = _SIGNAL.search(message), _PID.search(message)
-        return Death(pid=int(pid[1]) if pid else None, signal=int(signal[1])) if signal else None
+        """Read "EXIT STRING: Killed (signal 9)"; the process id beside it may be that of a rank killed later."""
+        if found := _ABORT.search(message):
+            return Death(int(found[1]), aborted=True)
+        found = _SIGNAL.search(message)
+        return Death(signal=int(found[1])) if found else None
 
     def exit_code(self, status: int) -> int:
         """Hydra's status is a rank's exit status or the bare number of its signal; `death` tells the two apart."""

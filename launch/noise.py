@@ -14,17 +14,11 @@ from fuelrun.launch.engine import Banner
 _PATIENCE_S = 0.25  # mpirun writes a message in one go; what stays unfinished for longer is somebody else's
 _LONGEST = 60  # lines
 # What every message has in its first or second line. Bytes without any of it are passed on unread.
-_SIGNS = (b"-" * 74, b"=" * 60, b"Abort(", b"\0")
+_SIGNS = (b"-" * 74, b"=" * 60, b"Abort(", b"PMIX ERROR", b"\0")
 
 
 class NoiseFilter:
-    r"""One stream of a job.
-
-    >>> noise = NoiseFilter(engine.banners)
-    >>> out.write(noise.feed(b"epoch 1\n"))       # passes
-    >>> noise.taken                                # the messages that were taken out
-    []
-    """
+    """One stream of a job: what is fed comes back, but for mpirun's messages, which end in `taken`."""
 
     def __init__(self, banners: tuple[Banner, ...]) -> None:
         self.taken: list[str] = []

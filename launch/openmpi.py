@@ -11,17 +11,19 @@ from pathlib import Path
 from fuelrun.launch.engine import Banner, Death, Job, lines
 
 _RULE = "-{74}"
-_BANNERS = tuple(
-    Banner(lines(_RULE, first), re.compile(_RULE))
-    for first in (
-        r"(prterun|mpirun|mpiexec)(\.real)? has exited due to process rank .*",
-        r"(prterun|mpirun|mpiexec)(\.real)? noticed that process rank .*",
-        r"(prterun|mpirun|mpiexec)(\.real)? detected that one or more processes exited with non-zero status.*",
-        r"MPI_ABORT was invoked on rank .*",
-        r"Primary job  ?terminated normally, but .*",
-    )
+_FIRST_LINES = (
+    r"(prterun|mpirun|mpiexec)(\.real)? has exited due to process rank .*",
+    r"(prterun|mpirun|mpiexec)(\.real)? noticed that process rank .*",
+    r"(prterun|mpirun|mpiexec)(\.real)? detected that one or more processes exited with non-zero status.*",
+    r"MPI_ABORT was invoked on rank .*",
+    r"Primary job  ?terminated normally, but .*",
 )
-_DEATH = re.compile(r"process rank (\d+) with PID (\d+) on node \S+\s+exited\s+on\s+signal\s+(\d+)")
+_BANNERS = (
+    *(Banner(lines(_RULE, first), re.compile(_RULE)) for first in _FIRST_LINES),
+    Banner(lines(r"\[[^\]]+:\d+\] PMIX ERROR: .* in file .* at line \d+")),
+)
+_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
+_RANK = re.compile(r"MPI_ABORT was invoked on rank (\d+)|process rank (\d+) with PID|Process name: \[\S+,(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,12 @@ class OpenMpi:
         return {name: value for name, value in wanted.items() if name not in environ}
 
     def death(self, message: str) -> Death | None:
-        """Read "process rank 1 with PID 123 on node n exited on signal 9"."""
-        found = _DEATH.search(message)
-        return Death(int(found[1]), int(found[2]), int(found[3])) if found else None
+        """Read "process rank 1 with PID 123 on node n exited on signal 9" and the like."""
+        if found := _SIGNAL.search(message):
+            return Death(int(found[1]), signal=int(found[2]))
+        if found := _RANK.search(message):
+            return Death(int(found[1] or found[2] or found[3]), aborted=found[1] is not None)
+        return None
 
     def exit_code(self, status: int) -> int:
         """Open MPI says 128+n itself; a negative status is a signal to mpirun."""

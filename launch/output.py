@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -68,11 +68,16 @@ def tag_lines(tag: str) -> None:
         with contextlib.suppress(Exception):
             earlier.flush()
         errors = "backslashreplace" if name == "stderr" else "surrogateescape"
-        stream = io.TextIOWrapper(LineTagger(fd, tag), encoding="utf-8", errors=errors, line_buffering=True)
+        tagger = cast(io.BufferedWriter, LineTagger(fd, tag))
+        stream = io.TextIOWrapper(tagger, encoding="utf-8", errors=errors, line_buffering=True)
         setattr(sys, name, stream)
 
 
 def write_whole_lines() -> None:
-    """Let `print` hand over each line when it ends, though standard output is mpirun's pipe."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
+    """Let `print` hand over each line when it ends, though standard output is mpirun's pipe.
+
+    Under PYTHONUNBUFFERED as well: there each piece of a line would go out alone, and MPICH mixes those of all ranks.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)

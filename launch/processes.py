@@ -56,20 +56,20 @@ class Watch:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._fd: int | None = None
+        self.fd: int | None = None  # readable when the process has ended
         self._ended = False
         try:
-            self._fd = os.pidfd_open(pid)
+            self.fd = os.pidfd_open(pid)
         except ProcessLookupError:
             self._ended = True
         except (OSError, AttributeError):
-            self._fd = None  # no pidfd on this system: ask by signal 0
+            self.fd = None  # no pidfd on this system: ask by signal 0
 
     def ended(self) -> bool:
         """True from the moment on when the process has ended."""
         if not self._ended:
-            if self._fd is not None:
-                self._ended = bool(select.select([self._fd], [], [], 0)[0])
+            if self.fd is not None:
+                self._ended = bool(select.select([self.fd], [], [], 0)[0])
             else:
                 try:
                     os.kill(self.pid, 0)
@@ -79,18 +79,15 @@ class Watch:
 
     def close(self) -> None:
         """Give the descriptor back."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
 
 
-try:
-    _prctl = ctypes.CDLL(None).prctl
-except AttributeError:  # not Linux
-    _prctl = None
+_libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
 
 
 def end_with_parent() -> None:
-    """To be called between fork and exec: the kernel sends SIGTERM when the parent is gone."""
-    if _prctl is not None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """To be called between fork and exec: on Linux, the kernel sends SIGTERM when the parent is gone."""
+    if hasattr(_libc, "prctl"):
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

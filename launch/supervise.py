@@ -37,7 +37,7 @@ from fuelrun.launch.rank import JOB_DIR, SUPERVISOR
 from fuelrun.launch.records import RankRecord, read_records
 from fuelrun.launch.verdict import Ending, Verdict, judge
 
-_MPIRUN_ACTS_S = 1.5  # how long mpirun may take to end a job in which a rank failed
+_MPIRUN_ACTS_S = 1.0  # how long mpirun may take to end a job in which a rank failed
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _DRAIN_S = 1.0  # how long output may still come after mpirun has ended
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -107,6 +107,7 @@ class _Supervision:
         self._watches: dict[int, Watch] = {}
         self._gone: list[int] = []  # ranks of this host, in the order in which they ended
         self._seen = -1
+        self._open_pipes = 0
         self._stage = _Stage.RUNNING
         self._next_push: float | None = None
         self._stopped_by: int | None = None
@@ -139,13 +140,12 @@ class _Supervision:
             self._kill_leftovers()
             for watch in self._watches.values():
                 watch.close()
-        self._look()
+        self._records = read_records(self._folder)
         ending = Ending(
             ranks=self._plan.ranks,
             records=self._records,
             gone=tuple(self._gone),
-            status=status,
-            code=self._plan.engine.exit_code(status),
+            code=0 if self._stage >= _Stage.TERMINATED else self._plan.engine.exit_code(status),
             death=self._death,
             stopped_by=self._stopped_by,
             messages=tuple(text for noise in self._noise.values() for text in noise.taken if text.strip()),
@@ -154,38 +154,42 @@ class _Supervision:
 
     def _watch(self) -> int:
         """Until mpirun has ended and its output is through; returns its status."""
-        mpirun = self._mpirun
         over: float | None = None
         with selectors.DefaultSelector() as selector:
+            self._selector = selector
             selector.register(self._signals.fd, selectors.EVENT_READ)
-            for pipe, target in ((mpirun.stdout, 1), (mpirun.stderr, 2)):
+            for pipe, target in ((self._mpirun.stdout, 1), (self._mpirun.stderr, 2)):
                 if pipe is not None:
                     selector.register(pipe, selectors.EVENT_READ, target)
+                    self._open_pipes += 1
             while True:
                 for key, _ in selector.select(self._pause()):
-                    if key.data is not None and not self._pass_on(key.fd, key.data):
+                    if isinstance(key.data, Watch):
+                        self._note_end(key.data)
+                    elif key.data is not None and not self._pass_on(key.fd, key.data):
                         selector.unregister(key.fileobj)
+                        self._open_pipes -= 1
                 for fd, noise in self._noise.items():
                     self._write(fd, noise.overdue())
                 for number in self._signals.take():
                     self._signal(number)
-                status = mpirun.poll()
+                status = self._mpirun.poll()
                 if status is None:
                     self._look()
                     self._push()
                     continue
                 if over is None:
                     over = time.monotonic()
-                    self._look()
                     self._kill_leftovers()
-                if len(selector.get_map()) == 1 or time.monotonic() - over > _DRAIN_S:
+                if not self._open_pipes or time.monotonic() - over > _DRAIN_S:
                     break
         for fd, noise in self._noise.items():
             self._write(fd, noise.end())
         return status
 
     def _pause(self) -> float:
-        if self._stage is not _Stage.RUNNING or any(noise.holding for noise in self._noise.values()):
+        starting = len(self._records) < self._plan.ranks
+        if starting or self._stage is not _Stage.RUNNING or any(noise.holding for noise in self._noise.values()):
             return 0.05
         return 0.2
 
@@ -199,7 +203,8 @@ class _Supervision:
         passed = noise.feed(data)
         self._write(target, passed)
         for message in noise.taken[taken:]:
-            self._death = self._death or self._plan.engine.death(message)
+            if self._stage < _Stage.TERMINATED:  # later deaths are our own doing
+                self._death = self._death or self._plan.engine.death(message)
             if self._plan.options.verbose:
                 self._write(target, message.encode())
         return True
@@ -223,15 +228,26 @@ class _Supervision:
                 self._records = read_records(self._folder)
         for rank, record in self._records.items():
             if record.host == self._host and rank not in self._watches:
-                self._watches[rank] = Watch(record.pid)
+                watch = self._watches[rank] = Watch(record.pid)
+                if watch.fd is not None:
+                    self._selector.register(watch.fd, selectors.EVENT_READ, watch)
         for rank, watch in self._watches.items():
-            if rank not in self._gone and watch.ended():
-                self._gone.append(rank)
-                self._seen = -1  # its last word may have been written since
+            if rank not in self._gone and watch.fd is None and watch.ended():
+                self._note_end(watch)
         failed = any(record.failed for record in self._records.values())
         vanished = any(not self._records[rank].ended_well for rank in self._gone)
         if self._stage is _Stage.RUNNING and (failed or vanished):
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + _MPIRUN_ACTS_S
+
+    def _note_end(self, watch: Watch) -> None:
+        """A rank of this host is gone. The first one counts, so this follows the order of events."""
+        rank = next(rank for rank, other in self._watches.items() if other is watch)
+        if rank not in self._gone:
+            self._gone.append(rank)
+            self._seen = -1  # its last word may have been written since
+        if watch.fd is not None:
+            self._selector.unregister(watch.fd)
+            watch.close()
 
     def _ranks_here(self) -> list[int]:
         """Process ids of the living ranks of this host."""

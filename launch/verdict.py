@@ -18,8 +18,7 @@ class Ending:
         ranks: How many ranks there should have been.
         records: What they left, by rank.
         gone: Ranks of this host in the order in which they were seen to end.
-        status: mpirun's status, negative for a signal.
-        code: The same in the shell's terms.
+        code: mpirun's exit status in the shell's terms; 0 when fuelrun had to end it.
         death: What mpirun told about the rank that ended the job.
         stopped_by: The signal by which the user ended the job.
         messages: What mpirun said; shown when nothing else explains the failure.
@@ -28,7 +27,6 @@ class Ending:
     ranks: int
     records: Mapping[int, RankRecord]
     gone: tuple[int, ...] = ()
-    status: int = 0
     code: int = 0
     death: Death | None = None
     stopped_by: int | None = None
@@ -50,42 +48,49 @@ def judge(ending: Ending) -> Verdict:
         return Verdict(128 + ending.stopped_by)
     failures = sorted((r for r in ending.records.values() if r.failed), key=lambda r: r.ended or 0.0)
     if failures:
-        first = failures[0]
-        names = _ranks([record.rank for record in failures if record.reason == first.reason])
-        return Verdict(first.code or 1, f"{names} of {ending.ranks} failed: {first.reason}")
-    if ending.death is not None and ending.death.signal is not None:
-        return _killed(ending, ending.death, ending.death.signal)
+        code, reason = failures[0].code, failures[0].reason
+        alike = [record.rank for record in failures if record.reason == reason]
+        return Verdict(code or 1, f"{_ranks(alike)} of {ending.ranks} failed: {reason}")
     unwell = [rank for rank in range(ending.ranks) if rank not in ending.records or not ending.records[rank].ended_well]
     if not unwell:
         if ending.code == 0:
-            return Verdict(0)
+            return Verdict(0, unexplained=ending.messages)
         return Verdict(ending.code, f"all ranks ended well, but mpirun ended with {ending.code}", ending.messages)
-    return _vanished(ending, unwell)
-
-
-def _killed(ending: Ending, death: Death, number: int) -> Verdict:
-    by_pid = {record.pid: record.rank for record in ending.records.values()}
-    rank = death.rank if death.rank is not None else by_pid.get(death.pid or -1)
-    who = f"rank {rank} of {ending.ranks}" if rank is not None else "a rank"
-    process = f" (process {death.pid})" if death.pid else ""
-    hint = "; if nobody did that, it was perhaps the kernel, out of memory (see dmesg)" if number == 9 else ""
-    return Verdict(128 + number, f"{who}{process} was killed by signal {number} ({_name(number)}){hint}")
-
-
-def _vanished(ending: Ending, unwell: list[int]) -> Verdict:
-    code = ending.code or 1
     never = [rank for rank in unwell if rank not in ending.records]
+    first = _first(ending, unwell)
+    if ending.death is not None and ending.death.signal is not None:
+        return _killed(ending, first, ending.death.signal)
     if never:
-        return Verdict(code, f"{_ranks(never)} of {ending.ranks} did not start", ending.messages)
-    # The first to go took the others with it.
-    first = [rank for rank in ending.gone if rank in unwell][:1] or unwell
-    word = "them" if len(first) > 1 else "it"
-    status = f" with status {ending.code}" if ending.code else ""
+        return Verdict(ending.code or 1, f"{_ranks(never)} of {ending.ranks} did not start", ending.messages)
+    return _vanished(ending, first)
+
+
+def _first(ending: Ending, unwell: list[int]) -> list[int]:
+    """The rank that ended first, and took the others with it; all that did not end well where nobody can tell."""
+    if ending.death is not None and ending.death.rank is not None:
+        return [ending.death.rank]
+    return [rank for rank in ending.gone if rank in unwell][:1] or unwell
+
+
+def _who(ending: Ending, ranks: list[int]) -> str:
+    """In words: "rank 1 of 2 (process 123)"."""
+    pid = ending.records[ranks[0]].pid if len(ranks) == 1 and ranks[0] in ending.records else None
+    return f"{_ranks(ranks)} of {ending.ranks}" + (f" (process {pid})" if pid else "")
+
+
+def _killed(ending: Ending, ranks: list[int], number: int) -> Verdict:
+    who = _who(ending, ranks) if len(ranks) == 1 else f"one of {ending.ranks} ranks"
+    hint = "; if nobody did that, it was perhaps the kernel, out of memory (see dmesg)" if number == 9 else ""
+    return Verdict(128 + number, f"{who} was killed by signal {number} ({_name(number)}){hint}")
+
+
+def _vanished(ending: Ending, ranks: list[int]) -> Verdict:
+    if ending.death is not None and ending.death.aborted:
+        return Verdict(ending.code or 1, f"{_who(ending, ranks)} called MPI_Abort({ending.code})")
     return Verdict(
-        code,
-        f"{_ranks(first)} of {ending.ranks} ended{status} before the script did: os._exit, MPI_Abort or a crash ended "
-        f"{word}, with no word left",
-        ending.messages if len(first) > 1 else (),
+        ending.code or 1,
+        f"{_who(ending, ranks)} ended before the script did, by os._exit or a crash below Python",
+        ending.messages if len(ranks) > 1 else (),
     )
 
 
