@@ -44,6 +44,7 @@ default_int: DType = int64
 default_complex: DType = complex64
 
 _BY_NAME = {d.name: d for d in ALL}
+_SAME = {d: d for d in ALL}
 _RANK_OF_KIND = {"bool": 0, "integral": 1, "real floating": 2, "complex floating": 3}
 _KIND_OF: dict[DType, str] = (
     {bool_: "bool"}
@@ -65,10 +66,12 @@ def dtype(of: Any) -> DType:
     if isinstance(of, str) and of in _BY_NAME:
         return _BY_NAME[of]
     try:
-        found = np.dtype(of)
+        # One object for each dtype: numpy has equal ones (`longlong`, `int64`), and other byte orders by the same name.
+        named: DType = np.dtype(of)
+        found = _SAME.get(named) or _BY_NAME.get(named.name)
     except TypeError:
         found = None
-    if found in _KIND_OF:
+    if found is not None:
         return found
     raise DTypeError(f"{of!r} is not a dtype of this library; expected one of {', '.join(_BY_NAME)}")
 
@@ -100,8 +103,10 @@ def isdtype(d: Any, kinds: Any) -> bool:
     if isinstance(kinds, str) and kinds in _KINDS:
         return d in _KINDS[kinds]
     if isinstance(kinds, str) and kinds not in _BY_NAME:
-        raise ArgumentError(f"isdtype: unknown kind {kinds!r}; expected a dtype or one of {', '.join(map(repr, _KINDS))}")
-    return d == dtype(kinds)
+        raise ArgumentError(
+            f"isdtype: unknown kind {kinds!r}; expected a dtype or one of {', '.join(map(repr, _KINDS))}"
+        )
+    return d is dtype(kinds)
 
 
 _KINDS: dict[str, tuple[DType, ...]] = {
@@ -145,7 +150,7 @@ def _promote(a: DType, b: DType) -> DType:
 
 def of_scalar(value: complex, like: DType | None = None) -> DType:
     """The dtype of a Python scalar, next to a tensor of dtype `like` if there is one (scalars are weak)."""
-    scalar = bool_ if isinstance(value, bool) else dtype(type(value))
+    scalar = next(dtype(kind) for kind in (bool, int, float, complex) if isinstance(value, kind))
     if like is None:
         return scalar
     if _RANK_OF_KIND[_KIND_OF[like]] >= _RANK_OF_KIND[_KIND_OF[scalar]]:

@@ -42,10 +42,8 @@ def finfo(type: Any, /) -> FloatInfo:
     32
     """
     d = dtypes.real_of(type.dtype if isinstance(type, Tensor) else dtypes.dtype(type))
-    info = ml_dtypes.finfo(d)
-    return FloatInfo(
-        info.bits, float(info.eps), float(info.max), float(info.min), float(info.smallest_normal), d
-    )
+    info: Any = ml_dtypes.finfo(d)  # type: ignore[no-untyped-call,unused-ignore]
+    return FloatInfo(info.bits, float(info.eps), float(info.max), float(info.min), float(info.smallest_normal), d)
 
 
 def iinfo(type: Any, /) -> IntInfo:

@@ -86,7 +86,7 @@ class Generator:
     >>> import fuel_parallel.lazy as ft
     >>> whole = ft.random.Generator(7).uniform((4, 2))
     >>> shard = ft.random.Generator(7).uniform((2, 2), global_shape=(4, 2), start=(2, 0))
-    >>> bool((whole[2:] == shard).all())
+    >>> bool(ft.all(whole[2:] == shard))
     True
     """
 

@@ -7,7 +7,6 @@ from typing import Any
 from fuel_parallel.backends import backend_of
 from fuel_parallel.lazy import effects
 from fuel_parallel.lazy.node import History, Node
-from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import tensors_of
 from fuel_parallel.runtime.execute import execute
 from fuel_parallel.runtime.plan import make_plan
@@ -17,7 +16,7 @@ def realize(*things: Any) -> None:
     """Computes tensors, modules, optimizers, and nests of them, in one plan.
 
     Work that several of them share is done once; what none of them needs is not done. Afterwards they hold their values
-    and the graph behind them is let go. Pending sends, and collectives older than the ones that are needed, run as well.
+    and the graph behind them is let go. Pending sends, and collectives older than those that are needed, run as well.
 
     >>> import fuel_parallel.lazy as ft
     >>> a = ft.ones(3); b = a + 1; c = a * 5
@@ -62,11 +61,11 @@ def _newest_collective(roots: list[Node]) -> int:
 def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
     plan, slots = make_plan(roots)
     values = execute(plan, [node.value for node in slots[: plan.leaves]])
-    history: History | None = None
+    # A variable ends here: for what was computed from it, it is a leaf.
+    leaves = [node for node in slots if not node.inputs or node in state]
+    history = History.of(leaves) if targets - state else None
     for slot, node in enumerate(slots):
         if node in targets and node.value is None:
-            if node not in state and history is None:
-                history = History.of([n for n in slots if not n.inputs])
             settled = backend_of(node.spec.device).settle(values[slot])
             node.release(settled, None if node in state else history)
         elif node.op.crosses_ranks and values[slot] is not None:

@@ -122,7 +122,9 @@ def divide(x1: Any, x2: Any, /) -> Tensor:
     """
     a, b = operands("divide", x1, x2)
     if a.spec.dtype in BOOL + INTEGRAL:
-        return _divide(creation.astype(Tensor(a), dtypes.default_float), creation.astype(Tensor(b), dtypes.default_float))
+        return _divide(
+            creation.astype(Tensor(a), dtypes.default_float), creation.astype(Tensor(b), dtypes.default_float)
+        )
     return _divide(Tensor(a), Tensor(b))
 
 
@@ -167,11 +169,14 @@ logaddexp = binary(
     (lambda g, y, a, b: g * elementwise.exp(a - y), lambda g, y, a, b: g * elementwise.exp(b - y)),
     "log(exp(a) + exp(b)) without overflow.",
 )
-copysign = binary(
+copysign: Binary = binary(
     "copysign",
     dtypes.FLOATING,
     ufunc("copysign"),
-    (lambda g, y, a, b: g * copysign(creation.ones_like(y), a * copysign(creation.ones_like(b), b)), lambda g, y, a, b: 0 * g),
+    (
+        lambda g, y, a, b: g * copysign(creation.ones_like(y), a * copysign(creation.ones_like(b), b)),
+        lambda g, y, a, b: 0 * g,
+    ),
     "The magnitude of a with the sign of b.",
 )
 nextafter = binary(
@@ -248,5 +253,3 @@ def clip(x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
     if max is not None:
         x = minimum(x, creation.astype(creation.to_tensor("clip", max, x.dtype), x.dtype))
     return x
-
-

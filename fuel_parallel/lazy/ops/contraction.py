@@ -27,14 +27,14 @@ def _infer_matmul(a: Spec, b: Spec) -> Spec:
 
 
 def _matmul_kernel(xp: Any, a: Any, b: Any) -> Any:
-    if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
+    if b.ndim == 2 and a.ndim > 2 and a.size and a.flags.c_contiguous:
         # One large product instead of one per leading index.
         return xp.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
     return xp.matmul(a, b)
 
 
 def _matmul_vjp_left(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return binary.sum_to(_matmul(g, elementwise.conj(b.mT) if _is_complex(b) else b.mT), a.shape)
+    return binary.sum_to(_matmul(g, b.mT), a.shape)
 
 
 def _matmul_vjp_right(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def _matmul_vjp_right(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
         # The sum over leading dimensions belongs inside the product.
         a = manipulation.reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
         g = manipulation.reshape(g, (math.prod(g.shape[:-1]), g.shape[-1]))
-    return binary.sum_to(_matmul(elementwise.conj(a.mT) if _is_complex(a) else a.mT, g), b.shape)
+    return binary.sum_to(_matmul(a.mT, g), b.shape)
 
 
 def _is_complex(x: Tensor) -> bool:

@@ -23,7 +23,8 @@ class Literal:
 
     def __init__(self, value: Scalar, dtype: DType) -> None:
         self.value = value
-        self.bits = (dtype, np.asarray(value).astype(dtype).tobytes())
+        with np.errstate(all="ignore"):
+            self.bits = (dtype, np.asarray(value).astype(dtype).tobytes())
 
     def __hash__(self) -> int:
         return hash(self.bits)
@@ -49,9 +50,7 @@ def check_shape(function: str, shape: Any) -> Shape:
 # From data.
 
 
-def asarray(
-    obj: Any, /, *, dtype: Any = None, device: str | None = None, copy: builtins.bool | None = None
-) -> Tensor:
+def asarray(obj: Any, /, *, dtype: Any = None, device: str | None = None, copy: builtins.bool | None = None) -> Tensor:
     """A tensor of an array, a (nested sequence of) Python scalars, or another tensor.
 
     Data are copied unless `copy=False`, so that what is written into the source later does not change the graph.
@@ -285,7 +284,9 @@ EYE = define(
 )
 
 
-def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: str | None = None) -> Tensor:
+def eye(
+    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: str | None = None
+) -> Tensor:
     """A matrix with ones on its `k`-th diagonal."""
     rows, columns = check_shape("eye", (n_rows, n_rows if n_cols is None else n_cols))
     wanted = dtypes.default_float if dtype is None else dtypes.dtype(dtype)
@@ -456,5 +457,3 @@ def to_tensor(function: str, x: Any, like: DType | None = None) -> Tensor:
         f"{function}: expected a tensor, a numpy array or a Python scalar, not {type(x).__name__} {_brief(x)}; "
         "make it a tensor with asarray first"
     )
-
-

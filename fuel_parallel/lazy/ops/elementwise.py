@@ -1,7 +1,8 @@
 """Functions of one tensor, element by element. Each is one entry: name, domain, kernel, derivative.
 
-The derivative is written as a function `(g, y, x) -> cotangent of x`, in the real sense. Sixteen-bit floats are
-computed in float32 and rounded once.
+The derivative is written as a function `(g, y, x) -> cotangent of x`. A complex cotangent g stands for the change
+real(g * dx) of the loss, so that a holomorphic function has the same derivative as over the real numbers. Sixteen-bit
+floats are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -86,23 +87,46 @@ def _to_bool(_: DType) -> DType:
     return dtypes.bool_
 
 
-def _sign(x: Tensor) -> Tensor:
-    return sign(x)
+def _abs_vjp(g: Tensor, x: Tensor) -> Tensor:
+    direction = sign(x)
+    return g * (conj(direction) if x.dtype in dtypes.COMPLEX else direction)
+
+
+def _sign_vjp(g: Tensor, y: Tensor, x: Tensor) -> Tensor | None:
+    """Zero for real numbers; a complex sign turns as x turns."""
+    if x.dtype not in dtypes.COMPLEX:
+        return None
+    size = abs(x)
+    turned = g - conj(y) * real(g * y).astype(x.dtype)
+    return turned / (size + (size == 0).astype(size.dtype)).astype(x.dtype)
 
 
 # Signs, magnitudes, parts.
 
 positive = unary("positive", NUMERIC, lambda xp, x: x, lambda g, y, x: g, "x itself.")
 negative = unary("negative", NUMERIC, ufunc("negative"), lambda g, y, x: -g, "-x.")
-abs = unary("abs", NUMERIC, ufunc("abs"), lambda g, y, x: g * sign(x), "The absolute value.", dtypes.real_of)
-sign = unary(
-    "sign", NUMERIC, ufunc("sign"), ZERO, "-1, 0 or 1 by the sign of x; for complex numbers x / abs(x), 0 at 0."
+abs = unary("abs", NUMERIC, ufunc("abs"), lambda g, y, x: _abs_vjp(g, x), "The absolute value.", dtypes.real_of)
+sign: Unary = unary(
+    "sign",
+    NUMERIC,
+    ufunc("sign"),
+    lambda g, y, x: _sign_vjp(g, y, x),
+    "-1, 0 or 1 by the sign of x; for complex numbers x / abs(x), 0 at 0.",
 )
 square = unary("square", NUMERIC, ufunc("square"), lambda g, y, x: g * (2 * x), "x * x.")
 reciprocal = unary("reciprocal", INEXACT, ufunc("reciprocal"), lambda g, y, x: -g * (y * y), "1 / x.")
-real = unary("real", (*REAL, *dtypes.COMPLEX), ufunc("real"), lambda g, y, x: g, "The real part.", dtypes.real_of)
-imag = unary("imag", dtypes.COMPLEX, ufunc("imag"), None, "The imaginary part.", dtypes.real_of)
-conj = unary("conj", NUMERIC, ufunc("conj"), lambda g, y, x: conj(g), "The complex conjugate.")
+real = unary(
+    "real", (*REAL, *dtypes.COMPLEX), ufunc("real"), lambda g, y, x: g.astype(x.dtype), "The real part.", dtypes.real_of
+)
+imag = unary(
+    "imag",
+    dtypes.COMPLEX,
+    ufunc("imag"),
+    lambda g, y, x: g.astype(x.dtype) * -1j,
+    "The imaginary part.",
+    dtypes.real_of,
+)
+conj: Unary = unary("conj", NUMERIC, ufunc("conj"), lambda g, y, x: conj(g), "The complex conjugate.")
 signbit = unary("signbit", dtypes.FLOATING, ufunc("signbit"), ZERO, "Whether the sign bit is set (-0.0 too).", _to_bool)
 
 # Powers, exponentials, logarithms.
@@ -121,13 +145,13 @@ log10 = unary("log10", INEXACT, ufunc("log10"), lambda g, y, x: g / (x * math.lo
 # Circular and hyperbolic functions.
 
 sin = unary("sin", INEXACT, ufunc("sin"), lambda g, y, x: g * cos(x), "The sine.")
-cos = unary("cos", INEXACT, ufunc("cos"), lambda g, y, x: -g * sin(x), "The cosine.")
+cos: Unary = unary("cos", INEXACT, ufunc("cos"), lambda g, y, x: -g * sin(x), "The cosine.")
 tan = unary("tan", INEXACT, ufunc("tan"), lambda g, y, x: g * (1 + y * y), "The tangent.")
 asin = unary("asin", INEXACT, ufunc("arcsin"), lambda g, y, x: g / sqrt(1 - x * x), "The inverse sine.")
 acos = unary("acos", INEXACT, ufunc("arccos"), lambda g, y, x: -g / sqrt(1 - x * x), "The inverse cosine.")
 atan = unary("atan", INEXACT, ufunc("arctan"), lambda g, y, x: g / (1 + x * x), "The inverse tangent.")
 sinh = unary("sinh", INEXACT, ufunc("sinh"), lambda g, y, x: g * cosh(x), "The hyperbolic sine.")
-cosh = unary("cosh", INEXACT, ufunc("cosh"), lambda g, y, x: g * sinh(x), "The hyperbolic cosine.")
+cosh: Unary = unary("cosh", INEXACT, ufunc("cosh"), lambda g, y, x: g * sinh(x), "The hyperbolic cosine.")
 tanh = unary("tanh", INEXACT, ufunc("tanh"), lambda g, y, x: g * (1 - y * y), "The hyperbolic tangent.")
 asinh = unary("asinh", INEXACT, ufunc("arcsinh"), lambda g, y, x: g / sqrt(x * x + 1), "The inverse hyperbolic sine.")
 acosh = unary("acosh", INEXACT, ufunc("arccosh"), lambda g, y, x: g / sqrt(x * x - 1), "The inverse hyperbolic cosine.")

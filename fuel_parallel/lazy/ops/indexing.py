@@ -55,7 +55,7 @@ SLICE = define(
         attr_names=("window",),
     )
 )
-UNSLICE = define(
+UNSLICE: Op = define(
     Op(
         "unslice",
         infer=lambda g, shape, window: Spec(shape, g.dtype, g.device),
@@ -79,7 +79,10 @@ SLICE_UPDATE = define(
 
 
 def _slice(x: Tensor, window: Window) -> Tensor:
-    if all(start == 0 and step == 1 and count == extent for (start, step, count), extent in zip(window, x.shape, strict=True)):
+    if all(
+        start == 0 and step == 1 and count == extent
+        for (start, step, count), extent in zip(window, x.shape, strict=True)
+    ):
         return x
     return Tensor(apply(SLICE, (x.node,), window))
 
@@ -151,12 +154,12 @@ INDEX = define(
         attr_names=("axes",),
     )
 )
-INDEX_ADD = define(
+INDEX_ADD: Op = define(
     Op(
         "index_add",
         infer=lambda inputs, shape, axes: Spec(shape, inputs[0].dtype, inputs[0].device),
         kernel=_index_add_kernel,
-        vjp=lambda i, h, y, inputs, shape, axes: (_index(h, inputs[1:], axes) if i == 0 else None),
+        vjp=lambda i, h, y, inputs, shape, axes: _index(h, inputs[1:], axes) if i == 0 else None,
         variadic=True,
         attr_names=("shape", "axes"),
     )
@@ -227,7 +230,9 @@ class Key:
                 final.append(window[-1][2])
             elif isinstance(item, Tensor) or advanced:
                 axes.append(len(expanded))
-                self.indices.append(item if isinstance(item, Tensor) else creation.asarray(_position(item, extent, shape)))
+                self.indices.append(
+                    item if isinstance(item, Tensor) else creation.asarray(_position(item, extent, shape))
+                )
                 window.append((0, 1, extent))
                 expanded.append(extent)
             else:
@@ -309,7 +314,9 @@ def setitem(x: Tensor, key: Any, value: Any) -> Tensor:
     """A tensor like `x` with `value` at `key`: what `x[key] = value` makes `x` point at."""
     value = creation.to_tensor("x[key] = value", value, x.dtype)
     if creation.result_type(x.dtype, value.dtype) != x.dtype:
-        raise DTypeError(f"x[key] = value: cannot write {value.dtype.name} into {x.dtype.name}; cast the value with astype")
+        raise DTypeError(
+            f"x[key] = value: cannot write {value.dtype.name} into {x.dtype.name}; cast the value with astype"
+        )
     value = creation.astype(value, x.dtype)
     if isinstance(key, Tensor) and key.dtype == dtypes.bool_:
         if key.shape != x.shape[: key.ndim]:

@@ -114,7 +114,9 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, /, *, eps: float = 1e-6) -
 def _scale_and_shift(function: str, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     for name, p in (("weight", weight), ("bias", bias)):
         if p is not None and p.shape != x.shape[-1:]:
-            raise ShapeError(f"{function}: {name} must have shape {x.shape[-1:]} like x's last dimension, not {p.shape}")
+            raise ShapeError(
+                f"{function}: {name} must have shape {x.shape[-1:]} like x's last dimension, not {p.shape}"
+            )
     if weight is not None:
         x = x * weight
     return x if bias is None else x + bias

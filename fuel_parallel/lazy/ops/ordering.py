@@ -32,9 +32,7 @@ ARGSORT = define(
 )
 
 
-def argsort(
-    x: Tensor, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True
-) -> Tensor:
+def argsort(x: Tensor, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True) -> Tensor:
     """The positions that sort `x` along `axis`; equal elements keep their order. NaNs are the largest."""
     if x.ndim == 0:
         raise ShapeError("argsort: expected at least 1 dimension, but x is 0-d")
@@ -138,6 +136,7 @@ def _cumulative(op: Op, x: Tensor, axis: int | None, dtype: Any, initial: int | 
         raise ShapeError(f"{op.name}: axis is needed for a tensor of shape {x.shape}")
     place = normalize_axis(op.name, 0 if axis is None else axis, x.ndim)
     result = Tensor(apply(op, ((x if dtype is None else creation.astype(x, dtype)).node,), place))
+    result = result if dtype is None else creation.astype(result, dtype)
     if initial is None:
         return result
     first = creation.full((*x.shape[:place], 1, *x.shape[place + 1 :]), initial, dtype=result.dtype)

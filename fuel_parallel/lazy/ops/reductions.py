@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -95,9 +96,14 @@ SUM = _reduction(
 MEAN = _reduction(
     "mean",
     INEXACT,
-    lambda xp, x, axes, keepdims: x.mean(axis=axes, keepdims=keepdims),
+    lambda xp, x, axes, keepdims: _mean_kernel(xp, x, axes, keepdims),
     (lambda g, y, x, axes, keepdims: _mean_vjp(g, y, x, axes, keepdims),),
 )
+
+
+def _mean_kernel(xp: Any, x: Any, axes: tuple[int, ...], keepdims: builtins.bool) -> Any:
+    # Not numpy's own mean, which warns where there is nothing to average: NaN is the answer there.
+    return x.sum(axis=axes, keepdims=keepdims) / x.dtype.type(math.prod(x.shape[a] for a in axes))
 
 
 def _mean_vjp(g: Tensor, y: Tensor, x: Tensor, axes: tuple[int, ...], keepdims: builtins.bool) -> Tensor:
@@ -167,7 +173,8 @@ def sum(x: Tensor, /, *, axis: Axis = None, dtype: Any = None, keepdims: builtin
     >>> sum(creation.ones((2, 3)), axis=0).tolist()
     [2.0, 2.0, 2.0]
     """
-    return _apply(SUM, x if dtype is None else creation.astype(x, dtype), axis, keepdims)
+    total = _apply(SUM, x if dtype is None else creation.astype(x, dtype), axis, keepdims)
+    return total if dtype is None else creation.astype(total, dtype)
 
 
 def mean(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
@@ -177,7 +184,8 @@ def mean(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) ->
 
 def prod(x: Tensor, /, *, axis: Axis = None, dtype: Any = None, keepdims: builtins.bool = False) -> Tensor:
     """The product over `axis`."""
-    return _apply(PROD, x if dtype is None else creation.astype(x, dtype), axis, keepdims)
+    total = _apply(PROD, x if dtype is None else creation.astype(x, dtype), axis, keepdims)
+    return total if dtype is None else creation.astype(total, dtype)
 
 
 def max(x: Tensor, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> Tensor:
