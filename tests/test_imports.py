@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "module": TENSORS,
     "layers": TENSORS | {"module"},
     "optim": TENSORS | {"module"},
-    "progress": RANKS,
+    "progress_bar": RANKS,
     "device_group": RANKS | {"topology", "runtime"},
     "data_parallel": RANKS | {"module", "optim"},
     "tensor_parallel": RANKS | {"module", "layers"},
