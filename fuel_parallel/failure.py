@@ -142,6 +142,11 @@ def end_rank(error: BaseException) -> NoReturn:
         _flush()
         os._exit(code)
     _flush()
+    if code != 0 and _me().world_size != 1:
+        # MPI_Init waits for all other ranks and MPI_Abort for the launcher: neither may keep this rank alive.
+        timer = threading.Timer(_ABORT_S, os._exit, args=(code,))
+        timer.daemon = True
+        timer.start()
     summary = _one_line(error)
     if not summary:
         write_record(code, f"sys.exit({code})")
@@ -150,6 +155,8 @@ def end_rank(error: BaseException) -> NoReturn:
         write_record(code, summary)
     else:
         write_record(code, summary)
+        with contextlib.suppress(Exception):
+            _initialised_mpi()  # the first rank cannot abort before all have come this far
         time.sleep(_LAST_WORD_S)
         _write(_tagged(summary + "\n"))
     _end_job(code)
@@ -270,10 +277,6 @@ def _end_job(code: int) -> NoReturn:
     """End every rank of the job. With status 0 only this one ends: `MPI_Abort(0)` would call the job a success."""
     _flush()
     if code != 0 and _me().world_size != 1:
-        # MPI_Init waits for all other ranks and MPI_Abort for the launcher: neither may keep this rank alive.
-        timer = threading.Timer(_ABORT_S, os._exit, args=(code,))
-        timer.daemon = True
-        timer.start()
         with contextlib.suppress(Exception):
             mpi = _initialised_mpi()
             if mpi is not None:

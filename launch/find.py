@@ -186,12 +186,14 @@ def find_engine(given: str | None = None) -> Engine:
     if given is not None:
         path = shutil.which(given)
         if path is None:
-            raise LaunchError(f"there is no program '{given}' to start ranks with; leave --mpirun out to have it found")
+            raise LaunchError(
+                f"there is no program '{given}' to start ranks with; leave --mpirun and {MPIRUN} out to have one found"
+            )
         found: Mpirun | None = ask_mpirun(Path(path))
         if found is not None and found.flavour is not None and found.flavour != lib.flavour:
             raise LaunchError(
                 f"'{given}' starts ranks of {found.flavour}, but mpi4py loads {lib.flavour} ({lib.path}): "
-                "every rank would be alone; leave --mpirun out to have the right one found"
+                f"every rank would be alone; leave --mpirun and {MPIRUN} out to have the right one found"
             )
     else:
         found = mpirun_of(lib)

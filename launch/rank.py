@@ -30,7 +30,7 @@ SUPERVISOR = "FUEL_SUPERVISOR"
 TAG_OUTPUT = "FUEL_TAG_OUTPUT"
 THREADS = "FUEL_THREADS"
 
-_THREAD_VARIABLES = (
+THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -48,9 +48,9 @@ def thread_variables(environ: dict[str, str], threads: int | None = None) -> dic
     '4'
     """
     if threads is not None:
-        return dict.fromkeys(_THREAD_VARIABLES, str(threads))
+        return dict.fromkeys(THREAD_VARIABLES, str(threads))
     usual = environ.get("OMP_NUM_THREADS", "1")
-    return {name: usual for name in _THREAD_VARIABLES if name not in environ}
+    return {name: usual for name in THREAD_VARIABLES if name not in environ}
 
 
 def become_rank(target: Script, *, threads: int | None = None, tag_output: bool = False) -> NoReturn:

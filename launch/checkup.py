@@ -1,0 +1,223 @@
+"""Whether ranks can be started here, and with what: the facts behind `fuelrun doctor`.
+
+Everything that could crash or hang (loading MPI, asking it about CUDA, a test launch) happens in child processes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from fuel_parallel import environment
+from fuel_parallel.errors import LaunchError
+from fuel_parallel.version import __version__
+from fuelrun.launch import find
+from fuelrun.launch.processes import cores
+from fuelrun.launch.rank import THREAD_VARIABLES
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One fact.
+
+    Args:
+        name: What it is about.
+        value: How it is.
+        ok: False when ranks will not start or not be fast for this reason.
+        remedy: What to do about it; also set where nothing is wrong but something could be better.
+    """
+
+    name: str
+    value: str
+    ok: bool = True
+    remedy: str = ""
+
+
+def examine(*, launch: bool = True) -> Iterator[Finding]:
+    """All findings, as they are made.
+
+    Args:
+        launch: Start two ranks for a try.
+    """
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
+    yield Finding("platform", platform.platform())
+    yield Finding("fuel-parallel", __version__)
+    yield _cores()
+    yield _threads()
+    claim = environment.detect()
+    yield _launcher(claim)
+    try:
+        library = find.library()
+    except LaunchError as error:
+        yield Finding("MPI library", "none", ok=False, remedy=str(error))
+        yield _cupy()
+        return
+    yield Finding("mpi4py", library.mpi4py)
+    yield Finding(
+        "MPI library", f"{library.flavour or library.text.splitlines()[0]} {library.version} ({library.path})"
+    )
+    yield from _mpirun(library)
+    yield _cuda(library)
+    yield _cupy()
+    if claim is not None and claim.parallel:
+        yield Finding("two ranks", "not tried: this is a rank already")
+    elif launch:
+        yield _two_ranks()
+
+
+def _cores() -> Finding:
+    available, machine = cores(), os.cpu_count() or 1
+    of = f" of the machine's {machine}" if machine != available else ""
+    return Finding("cores", f"{available}{of}")
+
+
+def _threads() -> Finding:
+    chosen = [f"{name}={os.environ[name]}" for name in THREAD_VARIABLES if name in os.environ]
+    if not chosen:
+        return Finding("threads a rank", "1 (fuelrun's default; --threads K for more)")
+    return Finding("threads a rank", f"{', '.join(chosen)} (from your environment)")
+
+
+def _launcher(claim: environment.LauncherClaim | None) -> Finding:
+    if claim is not None:
+        size = "an unknown number" if claim.world_size is None else claim.world_size
+        return Finding("launcher", f"{claim.launcher}: rank {claim.rank} of {size}")
+    if job := os.environ.get("SLURM_JOB_ID"):
+        return Finding("launcher", f"none; SLURM job {job}, outside of its tasks")
+    return Finding("launcher", "none: fuelrun starts the ranks")
+
+
+def _mpirun(library: find.Library) -> Iterator[Finding]:
+    given = os.environ.get(find.MPIRUN)
+    try:
+        engine = find.find_engine()
+    except LaunchError as error:
+        yield Finding("mpirun", given or "none", ok=False, remedy=str(error))
+        return
+    found = find.ask_mpirun(engine.mpirun)
+    said = f"{found.flavour or 'unknown'} {found.version} ({found.path})"
+    if found.belongs_to(library):
+        yield Finding("mpirun", f"{said}, belongs to the library")
+    elif found.flavour == library.flavour:
+        advice = "usually works; if ranks do not start, install the mpirun of the library's version"
+        yield Finding("mpirun", f"{said}, of another version than the library", remedy=advice)
+    else:
+        advice = f"name the mpirun of {library.flavour} in {find.MPIRUN}, or unset it to have it found"
+        yield Finding("mpirun", f"{said}, does not belong to the library", ok=False, remedy=advice)
+    first = shutil.which("mpirun") or shutil.which("mpiexec")
+    if first is not None and Path(first).resolve() != found.path.resolve():
+        other = find.ask_mpirun(Path(first))
+        if other.flavour != library.flavour:
+            yield Finding(
+                "mpirun on PATH",
+                f"{other.flavour or 'unknown'} {other.version} ({first})",
+                remedy=f"start ranks with `fuelrun -n N` or {found.path}: under this one each rank would be alone",
+            )
+
+
+_ASK_CUDA = """
+import ctypes, sys
+from mpi4py import MPI  # the answer counts only after MPI_Init
+library = ctypes.CDLL(sys.argv[1])
+print("answer", library.MPIX_Query_cuda_support() if hasattr(library, "MPIX_Query_cuda_support") else "none")
+"""
+
+
+def _run(words: list[str], timeout: float) -> tuple[int, str, str]:
+    """Exit status, output and errors of a child outside of any job; -1 when it took too long."""
+    try:
+        child = subprocess.run(
+            words,
+            env=environment.without_launcher(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return -1, "", str(error)
+    return child.returncode, child.stdout, child.stderr
+
+
+def _cuda(library: find.Library) -> Finding:
+    name = "MPI on device memory"
+    if library.path is None:
+        return Finding(name, "unknown (the library's path is not known): staged through the host")
+    status, text, _ = _run([sys.executable, "-c", _ASK_CUDA, str(library.path)], timeout=60)
+    answer = text.partition("answer ")[2].strip()
+    if status != 0 or answer in ("", "none"):
+        return Finding(name, "unknown (the library does not say): staged through the host")
+    if answer != "0":
+        return Finding(name, "yes (CUDA)")
+    return Finding(name, f"no ({_why_no_cuda(library)}): device arrays are staged through the host")
+
+
+def _why_no_cuda(library: find.Library) -> str:
+    if library.flavour == "Open MPI" and library.path is not None:
+        for prefix in library.path.parents[1:3]:
+            # The extension list of ompi_info names cuda even in builds without it; only this value counts.
+            _, text, _ = _run([str(prefix / "bin" / "ompi_info"), "--parsable", "--all"], timeout=30)
+            if "mpi_built_with_cuda_support:value:false" in text:
+                return "Open MPI was built without CUDA"
+            if "mpi_built_with_cuda_support:value:true" in text:
+                return "built with CUDA, but no CUDA device is used here"
+    return f"{library.flavour or 'the library'} was built without CUDA or sees no device"
+
+
+def _cupy() -> Finding:
+    if importlib.util.find_spec("cupy") is None:
+        return Finding("CuPy", "not installed: arrays live on the CPU")
+    version = next(
+        (
+            one.version
+            for one in importlib.metadata.distributions()
+            if (one.metadata["Name"] or "").lower().startswith("cupy")
+        ),
+        "of unknown version",
+    )
+    status, text, errors = _run(
+        [sys.executable, "-c", "import cupy; print(cupy.cuda.runtime.getDeviceCount())"], timeout=120
+    )
+    if status == 0:
+        return Finding("CuPy", f"{version}, {text.strip()} devices")
+    last = (errors.strip().splitlines() or ["no answer"])[-1]
+    return Finding("CuPy", f"{version}, no usable device ({last})")
+
+
+_TRY = """
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+total = world.allreduce(world.rank + 1)
+if world.rank == 0:
+    print("sum", total, "of", world.size, flush=True)
+"""
+
+
+def _two_ranks() -> Finding:
+    with tempfile.TemporaryDirectory(prefix="fuelrun-doctor-") as folder:
+        script = Path(folder, "two_ranks.py")
+        script.write_text(_TRY)
+        begin = time.monotonic()
+        status, text, errors = _run([sys.executable, "-m", "fuelrun", "--quiet", "-n", "2", str(script)], timeout=60)
+        took = time.monotonic() - begin
+    if status == 0 and "sum 3 of 2" in text:
+        return Finding("two ranks", f"started, summed and ended in {took:.1f} s")
+    if status == 0:
+        said = text.strip().replace("\n", "; ")
+        return Finding("two ranks", f"ended, but said: {said}", ok=False, remedy="the ranks do not see each other")
+    last = (errors.strip().splitlines() or ["no message"])[-1]
+    return Finding(
+        "two ranks", f"failed with exit status {status}", ok=False, remedy=f"{last}; more with: fuelrun -v -n 2 SCRIPT"
+    )
