@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fuel_parallel.errors import FuelError
     from fuel_parallel.layers import Embedding, LayerNorm, Linear, RMSNorm
     from fuel_parallel.module import Module, Parameter, Variable
-    from fuel_parallel.partition import partition
-    from fuel_parallel.progress import progress
+    from fuel_parallel.partitioning import partition
+    from fuel_parallel.progress_bar import progress
     from fuel_parallel.runtime.realize import realize
 
 _HOME_OF = {
@@ -43,8 +43,8 @@ _HOME_OF = {
     "SymbolicComm": "fuel_parallel.comm",
     "Variable": "fuel_parallel.module",
     "init": "fuel_parallel.comm",
-    "partition": "fuel_parallel.partition",
-    "progress": "fuel_parallel.progress",
+    "partition": "fuel_parallel.partitioning",
+    "progress": "fuel_parallel.progress_bar",
     "realize": "fuel_parallel.runtime.realize",
 }
 _SUBMODULES = ("data_parallel", "lazy", "optim")

@@ -7,7 +7,7 @@ from typing import Any
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy.tree import flatten, unflatten
-from fuel_parallel.partition import partition
+from fuel_parallel.partitioning import partition
 
 
 def average_gradients(gradients: Any, comm: Communicator) -> Any:

@@ -87,11 +87,13 @@ def _check_loss(loss: Tensor, cotangent: Tensor | None) -> None:
 
 def _backward(loss: Node, wrt: list[Node], start: Tensor) -> dict[Node, Tensor]:
     wanted = set(wrt)
-    order, dependent = _paths(loss, wanted)
-    cotangents = {loss: start}
+    sends = effects.take_differentiable()
+    order, dependent = _paths([loss, *sends], wanted)
+    # What was sent is part of other ranks' losses; its cotangent is received, so any value starts it.
+    cotangents = {loss: start} | {send: creation.zeros((0,)) for send in sends}
     for node in order:
         g = cotangents.get(node) if node in wanted else cotangents.pop(node, None)
-        if g is None or not node.inputs and not node.op.crosses_ranks:
+        if g is None or (not node.inputs and not node.op.crosses_ranks):
             continue
         _push(node, g, dependent, cotangents)
     return cotangents
@@ -121,37 +123,42 @@ def _push(node: Node, g: Tensor, dependent: set[Node], cotangents: dict[Node, Te
             if part is None:
                 continue
             if not needed:
-                effects.keep(part.node)
+                if part is not g:
+                    effects.keep(part.node)
                 continue
             if part.shape != source.spec.shape or part.dtype is not source.spec.dtype:
-                raise DTypeError(
-                    f"internal: the vjp of {op.name} gave {part.node.spec} for an input of {source.spec}"
-                )
+                raise DTypeError(f"internal: the vjp of {op.name} gave {part.node.spec} for an input of {source.spec}")
             before = cotangents.get(source)
             cotangents[source] = part if before is None else before + part
 
 
-def _paths(loss: Node, wanted: set[Node]) -> tuple[list[Node], set[Node]]:
-    """The nodes below the loss, youngest first, and those of them that depend on a wanted node.
+def _paths(roots: list[Node], wanted: set[Node]) -> tuple[list[Node], set[Node]]:
+    """The nodes below the roots, youngest first, and those of them whose cotangent is needed.
 
+    These are the ones that depend on a wanted node, here or, through a collective, on another rank.
     Raises the user's error when a released node may hide a path.
     """
     seen: set[Node] = set()
-    stack = [loss]
+    stack = list(roots)
     while stack:
         node = stack.pop()
         if node in seen:
             continue
         seen.add(node)
         if node.op.vjp != ():
-            stack.extend(node.inputs)
+            # No cotangent passes an integer: what led to it is a constant, released or not.
+            stack.extend(i for i in node.inputs if dtypes.is_inexact(i.spec.dtype))
     order = sorted(seen, key=lambda n: n.serial)
     dependent: set[Node] = set()
     for node in order:
-        if node in wanted or any(i in dependent for i in node.inputs):
+        if node in wanted or any(i in dependent for i in node.inputs) or _reaches_other_ranks(node):
             dependent.add(node)
     _check_released([n for n in order if n.history is not None and n not in wanted], wanted)
     return order[::-1], dependent
+
+
+def _reaches_other_ranks(node: Node) -> bool:
+    return node.op.crosses_ranks and bool(node.op.vjp) and dtypes.is_inexact(node.spec.dtype)
 
 
 def _check_released(released: list[Node], wanted: set[Node]) -> None:

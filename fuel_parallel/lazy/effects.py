@@ -12,12 +12,15 @@ import weakref
 from fuel_parallel.lazy.node import Node
 
 _kept: list[Node] = []
+_differentiable: list[weakref.ref[Node]] = []
 _noted: list[weakref.ref[Node]] = []
 
 
 def keep(node: Node) -> None:
     """Holds a node until a plan has run it."""
     _kept.append(node)
+    if node.op.has_effect and node.op.vjp:
+        _differentiable.append(weakref.ref(node))
 
 
 def note(node: Node) -> None:
@@ -29,6 +32,13 @@ def take() -> list[Node]:
     """All kept nodes that have not run; they are the caller's to run now."""
     taken, _kept[:] = list(_kept), []
     return [node for node in taken if node.value is None]
+
+
+def take_differentiable() -> list[Node]:
+    """The sends that the next backward pass answers for, each once: those not yet run."""
+    taken = [node for ref in _differentiable if (node := ref()) is not None and node.value is None]
+    _differentiable.clear()
+    return taken
 
 
 def noted_before(serial: int) -> list[Node]:

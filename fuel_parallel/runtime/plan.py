@@ -50,13 +50,17 @@ class Plan:
 
 
 def make_plan(roots: Sequence[Node]) -> tuple[Plan, list[Node]]:
-    """The plan that computes `roots`, and the node of each slot. Nodes that no root needs are not in it."""
+    """The plan that computes `roots`, and the node of each slot. Nodes that no root needs are not in it.
+
+    Values of collectives stay to the end, since a collective runs once and somebody else may hold its node.
+    """
     needed = topological(roots)
     leaves = [node for node in needed if node.value is not None]
     computed = [node for node in needed if node.value is None]
     slots = [*leaves, *computed]
     slot_of = {node: slot for slot, node in enumerate(slots)}
-    outputs = frozenset(slot_of[root] for root in roots)
+    collectives = [node for node in computed if node.op.crosses_ranks]
+    outputs = frozenset(slot_of[node] for node in (*roots, *collectives))
     last_use = {slot_of[i]: node for node in computed for i in node.inputs}
     steps = []
     for node in computed:

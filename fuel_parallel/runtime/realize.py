@@ -68,6 +68,6 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
         if node in targets and node.value is None:
             settled = backend_of(node.spec.device).settle(values[slot])
             node.release(settled, None if node in state else history)
-        elif node.op.crosses_ranks and values[slot] is not None:
+        elif node.op.crosses_ranks and node.value is None:
             # A collective runs once: whoever still holds the node finds its value.
             node.value = values[slot]

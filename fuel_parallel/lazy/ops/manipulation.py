@@ -218,7 +218,7 @@ def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
 def split(x: Tensor, /, sections: int, *, axis: int = 0) -> tuple[Tensor, ...]:
     """`x` cut along `axis` into `sections` contiguous parts whose sizes differ by one at most, larger first."""
     from fuel_parallel.lazy.ops.reductions import normalize_axis
-    from fuel_parallel.partition import partition
+    from fuel_parallel.partitioning import partition
 
     place = normalize_axis("split", axis, x.ndim)
     before = (slice(None),) * place
@@ -289,7 +289,7 @@ def take_rows(x: Tensor, positions: Any, axis: int) -> Tensor:
     """The slices of `x` along `axis` at the positions of a numpy array."""
     from fuel_parallel.lazy.ops.indexing import take
 
-    return take(x, creation.asarray(positions), axis=axis)
+    return take(x, creation.asarray(positions, device=x.device), axis=axis)
 
 
 def tile(x: Tensor, repetitions: Sequence[int], /) -> Tensor:
@@ -318,7 +318,7 @@ def pad(x: Tensor, widths: Sequence[tuple[int, int]], /, *, value: float = 0) ->
     for axis, (before, after) in enumerate(widths):
         if before or after:
             ends = [(*x.shape[:axis], width, *x.shape[axis + 1 :]) for width in (before, after)]
-            low, high = (creation.full(shape, value, dtype=x.dtype) for shape in ends)
+            low, high = (creation.full(shape, value, dtype=x.dtype, device=x.device) for shape in ends)
             x = concat([low, x, high], axis=axis)
     return x
 

@@ -1,0 +1,333 @@
+"""The collectives as ops: shape rule, kernel, vjp. Attributes begin with the communicator.
+
+Kernels hand contiguous host arrays of plain numeric dtypes to the transport. What MPI cannot reduce is made fit here:
+bools are reduced as bytes, 16-bit floats in float32 and rounded once. Gathering and scattering always happen along the
+first dimension; others are moved there and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fuel_parallel.comm.communicator import Communicator, ReduceOp
+from fuel_parallel.errors import GradientError
+from fuel_parallel.lazy import dtypes
+from fuel_parallel.lazy.dtypes import DType
+from fuel_parallel.lazy.node import ZERO, Op, Shape, Spec, apply, define
+from fuel_parallel.lazy.ops import creation, manipulation, reductions
+from fuel_parallel.lazy.tensor import Tensor
+from fuel_parallel.partitioning import partition
+
+Rows = tuple[int, ...]
+Host = np.ndarray[Any, Any]
+
+
+def _on_host(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel for arrays of any device: staged through contiguous host memory."""
+
+    def kernel(xp: Any, *arguments: Any) -> Any:
+        x, *attrs = arguments
+        host = np.ascontiguousarray(x if isinstance(x, np.ndarray | np.generic) else x.get()).reshape(x.shape)
+        result = run(host, *attrs)
+        return result if xp is np else xp.asarray(result)
+
+    return kernel
+
+
+def _reducible(x: Host, op: ReduceOp, world_size: int, run: Callable[[Host, ReduceOp], Host]) -> Host:
+    """Reduces with `run`, which knows SUM, PRODUCT, MIN and MAX of plain numbers only."""
+    if x.dtype == np.bool_:
+        as_bytes = ReduceOp.MAX if op in (ReduceOp.SUM, ReduceOp.MAX) else ReduceOp.MIN
+        return run(x.view(np.uint8), as_bytes).view(np.bool_)
+    wide = x.astype(np.float32) if dtypes.is_half(x.dtype) else x
+    result = run(wide, ReduceOp.SUM if op is ReduceOp.AVG else op)
+    if op is ReduceOp.AVG:
+        result = result / result.dtype.type(world_size)
+    return result.astype(x.dtype, copy=False)
+
+
+# Reductions.
+
+
+def _all_reduce_kernel(x: Host, comm: Communicator, op: ReduceOp, replicated: bool) -> Host:
+    return _reducible(x, op, comm.world_size, comm.transport.all_reduce)
+
+
+def _all_reduce_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, replicated: bool) -> Tensor:
+    if replicated:
+        return g if op is ReduceOp.SUM else g * (1 / comm.world_size)
+    if op in (ReduceOp.SUM, ReduceOp.AVG):
+        return comm.all_reduce(g, op)
+    total = comm.all_reduce(g)
+    if op is ReduceOp.PRODUCT:
+        return total * _product_of_others(x, comm)
+    hit = creation.astype(x == y, g.dtype)
+    return total * hit / comm.all_reduce(hit)
+
+
+def _product_of_others(x: Tensor, comm: Communicator) -> Tensor:
+    """The product of the other ranks' tensors, by all of them: dividing by mine would fail at zero."""
+    everyone = comm.all_gather(manipulation.expand_dims(x, axis=0), 0)
+    others = [everyone[rank] for rank in range(comm.world_size) if rank != comm.rank]
+    return reductions.prod(manipulation.stack(others), axis=0)
+
+
+ALL_REDUCE = define(
+    Op(
+        "all_reduce",
+        infer=lambda x, comm, op, replicated: x,
+        kernel=_on_host(_all_reduce_kernel),
+        vjp=(_all_reduce_vjp,),
+        crosses_ranks=True,
+        attr_names=("comm", "op", "replicated"),
+    )
+)
+
+
+def _reduce_kernel(x: Host, comm: Communicator, op: ReduceOp, root: int) -> Host:
+    def run(array: Host, plain: ReduceOp) -> Host:
+        result = comm.transport.reduce(array, plain, root)
+        return np.zeros_like(array) if result is None else result
+
+    return _reducible(x, op, comm.world_size, run)
+
+
+def _check_linear(function: str, op: ReduceOp) -> None:
+    if op not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise GradientError(f"grad: {function} by {op.name} has no gradient; use all_reduce, which has")
+
+
+def _reduce_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, root: int) -> Tensor:
+    _check_linear("reduce", op)
+    cotangent = comm.broadcast(g, root)
+    return cotangent if op is ReduceOp.SUM else cotangent * (1 / comm.world_size)
+
+
+REDUCE = define(
+    Op(
+        "reduce",
+        infer=lambda x, comm, op, root: x,
+        kernel=_on_host(_reduce_kernel),
+        vjp=(_reduce_vjp,),
+        crosses_ranks=True,
+        attr_names=("comm", "op", "root"),
+    )
+)
+
+
+def _infer_reduce_scatter(x: Spec, comm: Communicator, op: ReduceOp, dim: int) -> Spec:
+    return _with_extent(x, dim, len(partition(x.shape[dim], comm.world_size)[comm.rank]))
+
+
+def _with_extent(x: Spec, dim: int, extent: int) -> Spec:
+    return Spec((*x.shape[:dim], extent, *x.shape[dim + 1 :]), x.dtype, x.device)
+
+
+def _reduce_scatter_kernel(x: Host, comm: Communicator, op: ReduceOp, dim: int) -> Host:
+    rows = tuple(len(part) for part in partition(x.shape[dim], comm.world_size))
+    front = np.ascontiguousarray(np.moveaxis(x, dim, 0))
+    mine = _reducible(front, op, comm.world_size, lambda a, plain: comm.transport.reduce_scatter(a, plain, rows))
+    return np.moveaxis(mine, 0, dim)
+
+
+def _reduce_scatter_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, dim: int) -> Tensor:
+    _check_linear("reduce_scatter", op)
+    gathered = comm.all_gather(g, dim, size=x.shape[dim])
+    return gathered if op is ReduceOp.SUM else gathered * (1 / comm.world_size)
+
+
+REDUCE_SCATTER = define(
+    Op(
+        "reduce_scatter",
+        _infer_reduce_scatter,
+        kernel=_on_host(_reduce_scatter_kernel),
+        vjp=(_reduce_scatter_vjp,),
+        crosses_ranks=True,
+        attr_names=("comm", "op", "dim"),
+    )
+)
+
+# Movement.
+
+
+def _broadcast_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, root: int) -> Tensor:
+    return comm.reduce(g, ReduceOp.SUM, root)
+
+
+BROADCAST = define(
+    Op(
+        "broadcast",
+        infer=lambda x, comm, root: x,
+        kernel=_on_host(lambda x, comm, root: comm.transport.broadcast(x, root)),
+        vjp=(_broadcast_vjp,),
+        crosses_ranks=True,
+        attr_names=("comm", "root"),
+    )
+)
+
+
+def _all_gather_kernel(x: Host, comm: Communicator, dim: int, rows: Rows, replicated: bool) -> Host:
+    front = np.ascontiguousarray(np.moveaxis(x, dim, 0))
+    return np.moveaxis(comm.transport.all_gather(front, rows), 0, dim)
+
+
+def _all_gather_vjp(
+    g: Tensor, y: Tensor, x: Tensor, comm: Communicator, dim: int, rows: Rows, replicated: bool
+) -> Tensor:
+    if not replicated and rows == tuple(len(part) for part in partition(sum(rows), comm.world_size)):
+        return comm.reduce_scatter(g, ReduceOp.SUM, dim)
+    whole = g if replicated else comm.all_reduce(g)
+    start = sum(rows[: comm.rank])
+    return whole[(slice(None),) * dim + (slice(start, start + rows[comm.rank]),)]
+
+
+ALL_GATHER = define(
+    Op(
+        "all_gather",
+        infer=lambda x, comm, dim, rows, replicated: _with_extent(x, dim, sum(rows)),
+        kernel=_on_host(_all_gather_kernel),
+        vjp=(_all_gather_vjp,),
+        crosses_ranks=True,
+        attr_names=("comm", "dim", "rows", "replicated"),
+    )
+)
+
+
+def _infer_all_to_all(x: Spec, comm: Communicator, split_dim: int, concat_dim: int, rows: Rows) -> Spec:
+    cut = _with_extent(x, split_dim, len(partition(x.shape[split_dim], comm.world_size)[comm.rank]))
+    return _with_extent(cut, concat_dim, sum(rows) if split_dim != concat_dim else x.shape[split_dim])
+
+
+def _all_to_all_kernel(x: Host, comm: Communicator, split_dim: int, concat_dim: int, rows: Rows) -> Host:
+    parts = partition(x.shape[split_dim], comm.world_size)
+    before = (slice(None),) * split_dim
+    blocks = [np.ascontiguousarray(x[(*before, slice(part.start, part.stop))]) for part in parts]
+    shape = list(blocks[comm.rank].shape)
+    shapes: list[Shape] = []
+    for extent in rows:
+        if split_dim != concat_dim:
+            shape[concat_dim] = extent
+        shapes.append(tuple(shape))
+    return np.concatenate(comm.transport.all_to_all(blocks, shapes), axis=concat_dim)
+
+
+def _all_to_all_vjp(
+    g: Tensor, y: Tensor, x: Tensor, comm: Communicator, split_dim: int, concat_dim: int, rows: Rows
+) -> Tensor:
+    return comm.all_to_all(g, concat_dim, split_dim, size=x.shape[split_dim])
+
+
+ALL_TO_ALL = define(
+    Op(
+        "all_to_all",
+        _infer_all_to_all,
+        kernel=_on_host(_all_to_all_kernel),
+        vjp=(_all_to_all_vjp,),
+        crosses_ranks=True,
+        attr_names=("comm", "split_dim", "concat_dim", "rows"),
+    )
+)
+
+
+def _shift_kernel(x: Host, comm: Communicator, offset: int, wrap: bool) -> Host:
+    def peer(rank: int) -> int | None:
+        return rank % comm.world_size if wrap or 0 <= rank < comm.world_size else None
+
+    received = comm.transport.exchange(x, peer(comm.rank + offset), peer(comm.rank - offset))
+    return np.zeros_like(x) if received is None else received
+
+
+SHIFT = define(
+    Op(
+        "shift",
+        infer=lambda x, comm, offset, wrap: x,
+        kernel=_on_host(_shift_kernel),
+        vjp=(lambda g, y, x, comm, offset, wrap: comm.shift(g, -offset, wrap=wrap),),
+        crosses_ranks=True,
+        attr_names=("comm", "offset", "wrap"),
+    )
+)
+
+# One loss on all ranks: nothing moves forward, the cotangents do.
+
+REPLICATE = define(
+    Op(
+        "replicate",
+        infer=lambda x, comm: x,
+        kernel=lambda xp, x, comm: x,
+        vjp=(lambda g, y, x, comm: comm.all_reduce(g, replicated=True),),
+        attr_names=("comm",),
+    )
+)
+
+
+def _shard_kernel(xp: Any, x: Any, comm: Communicator, dim: int) -> Any:
+    part = partition(x.shape[dim], comm.world_size)[comm.rank]
+    return x[(slice(None),) * dim + (slice(part.start, part.stop),)]
+
+
+SHARD = define(
+    Op(
+        "shard",
+        infer=lambda x, comm, dim: _with_extent(x, dim, len(partition(x.shape[dim], comm.world_size)[comm.rank])),
+        kernel=_shard_kernel,
+        vjp=(lambda g, y, x, comm, dim: comm.all_gather(g, dim, size=x.shape[dim], replicated=True),),
+        attr_names=("comm", "dim"),
+    )
+)
+
+# Point to point. A send's value is an empty tensor: it is run for its effect.
+
+
+def _send_kernel(x: Host, comm: Communicator, dest: int, tag: int) -> Host:
+    comm.transport.send(x, dest, tag)
+    return np.zeros(0, dtype=np.float32)
+
+
+def _send_op(name: str, vjp: Any) -> Op:
+    return define(
+        Op(
+            name,
+            infer=lambda x, comm, dest, tag: Spec((0,), dtypes.float32, x.device),
+            kernel=_on_host(_send_kernel),
+            vjp=vjp,
+            crosses_ranks=True,
+            has_effect=True,
+            attr_names=("comm", "dest", "tag"),
+        )
+    )
+
+
+def _recv_op(name: str, vjp: Any) -> Op:
+    def kernel(xp: Any, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int) -> Any:
+        return xp.asarray(comm.transport.recv(shape, dtype, source, tag))
+
+    return define(
+        Op(
+            name,
+            infer=lambda comm, shape, dtype, source, tag: Spec(shape, dtype),
+            kernel=kernel,
+            vjp=vjp,
+            crosses_ranks=True,
+            attr_names=("comm", "shape", "dtype", "source", "tag"),
+        )
+    )
+
+
+def _send_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, dest: int, tag: int) -> Tensor:
+    return comm.recv(x.shape, x.dtype, dest, tag, differentiable=True)
+
+
+def _recv_vjp(
+    g: Tensor, y: Tensor, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int
+) -> None:
+    comm.send(g, source, tag, differentiable=True)
+
+
+SEND = _send_op("send", ZERO)
+RECV = _recv_op("recv", ZERO)
+SEND_DIFFERENTIABLE = _send_op("send_differentiable", (_send_vjp,))
+RECV_DIFFERENTIABLE = _recv_op("recv_differentiable", (_recv_vjp,))

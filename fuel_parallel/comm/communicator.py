@@ -1,0 +1,276 @@
+"""The Communicator: what ranks can do together.
+
+Every method takes *my* shard, builds a node and returns a lazy tensor; the bytes move when a plan runs. Collectives on a
+communicator run in the order in which the script made them, on every rank. Shapes and dtypes are checked when the node
+is built. A collective runs once: its value is kept as long as somebody holds the tensor.
+
+**Derivatives.** The vjp of a collective is the derivative of the *sum of the losses of all ranks*: the true adjoint.
+Where a tensor is replicated and all ranks compute one and the same loss from it (tensor parallelism), that sum would
+count the loss once a rank; `replicated=True` says so, and the vjp is then that of the one loss. `replicate` and `shard`
+are the other halves of these pairs (Shoeybi et al., 2019, arXiv:1909.08053, section 3; functions f and g).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from fuel_parallel.errors import ArgumentError, CommunicatorError, DTypeError, ShapeError
+from fuel_parallel.lazy import dtypes, effects
+from fuel_parallel.lazy.node import Op, apply
+from fuel_parallel.lazy.ops import creation
+from fuel_parallel.lazy.ops.reductions import normalize_axis
+from fuel_parallel.lazy.tensor import Tensor
+from fuel_parallel.partitioning import partition
+
+if TYPE_CHECKING:
+    from fuel_parallel.comm.transport import Transport
+
+
+class ReduceOp(Enum):
+    """How a reduction combines the values of the ranks. For bools SUM and MAX are *or*, PRODUCT and MIN are *and*."""
+
+    SUM = "sum"
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+    AVG = "avg"
+
+    def __repr__(self) -> str:
+        return f"ReduceOp.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class CommInfo:
+    """Who I am in a communicator."""
+
+    rank: int
+    world_size: int
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+
+class Communicator(ABC):
+    """An ordered group of ranks. See the module's text; `fp.init()` gives the one of all ranks."""
+
+    def __init__(self, info: CommInfo, transport: Transport, name: str) -> None:
+        self.info = info
+        self.transport = transport
+        self.name = name
+
+    @property
+    def rank(self) -> int:
+        """My number, from 0."""
+        return self.info.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.info.world_size
+
+    @property
+    def is_root(self) -> bool:
+        """Whether I am rank 0."""
+        return self.info.is_root
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}: rank {self.rank} of {self.world_size})"
+
+    # Collectives.
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = ReduceOp.SUM, *, replicated: bool = False) -> Tensor:
+        """The reduction of the shards of all ranks, on every rank; all shards have one shape and dtype.
+
+        vjp: SUM and AVG, the all-reduce of the cotangents by the same op; PRODUCT, MIN and MAX, the sum of the
+        cotangents times the local derivative. With `replicated` (SUM and AVG only): the cotangent itself.
+        """
+        x = self._operand("all_reduce", x)
+        _check_reduction("all_reduce", x, op)
+        if replicated and op not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ArgumentError(f"all_reduce: replicated=True goes with SUM and AVG, not with {op.name}")
+        return x if self.world_size == 1 else self._collect(collectives.ALL_REDUCE, x, op, replicated)
+
+    def reduce(self, x: Tensor, op: ReduceOp = ReduceOp.SUM, root: int = 0) -> Tensor:
+        """The reduction of the shards of all ranks on rank `root`, zeros on the others.
+
+        vjp (SUM and AVG only): the cotangent of `root`, broadcast.
+        """
+        x = self._operand("reduce", x)
+        _check_reduction("reduce", x, op)
+        self._check_rank("reduce", "root", root)
+        return x if self.world_size == 1 else self._collect(collectives.REDUCE, x, op, root)
+
+    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        """The tensor of rank `root`, on every rank; the others give one of the same shape and dtype.
+
+        vjp: on `root` the sum of the cotangents of all ranks, elsewhere zero.
+        """
+        x = self._operand("broadcast", x)
+        self._check_rank("broadcast", "root", root)
+        return x if self.world_size == 1 else self._collect(collectives.BROADCAST, x, root)
+
+    def all_gather(self, x: Tensor, dim: int = 0, *, size: int | None = None, replicated: bool = False) -> Tensor:
+        """The shards of all ranks joined along `dim`, on every rank.
+
+        Shards are equal, or the parts of `partition(size, world_size)` when the extent `size` of the whole is given.
+        vjp: the reduce-scatter of the cotangents. With `replicated`: my part of the cotangent.
+        """
+        x = self._operand("all_gather", x)
+        dim = self._check_dim("all_gather", x, dim)
+        rows = self._rows("all_gather", x.shape[dim], size)
+        return x if self.world_size == 1 else self._collect(collectives.ALL_GATHER, x, dim, rows, replicated)
+
+    def reduce_scatter(self, x: Tensor, op: ReduceOp = ReduceOp.SUM, dim: int = 0) -> Tensor:
+        """My part, by `partition` along `dim`, of the reduction of all ranks' tensors.
+
+        vjp (SUM and AVG only): the all-gather of the cotangents; for AVG divided by the number of ranks.
+        """
+        x = self._operand("reduce_scatter", x)
+        _check_reduction("reduce_scatter", x, op)
+        dim = self._check_dim("reduce_scatter", x, dim)
+        return x if self.world_size == 1 else self._collect(collectives.REDUCE_SCATTER, x, op, dim)
+
+    def all_to_all(self, x: Tensor, split_dim: int, concat_dim: int, *, size: int | None = None) -> Tensor:
+        """Part r of my tensor, cut along `split_dim`, goes to rank r; what comes is joined along `concat_dim`.
+
+        Cuts are by `partition`. The extents along `concat_dim` of all ranks are equal, or the parts of
+        `partition(size, world_size)` when the whole `size` is given. vjp: the all-to-all back.
+        """
+        x = self._operand("all_to_all", x)
+        split_dim = self._check_dim("all_to_all", x, split_dim)
+        concat_dim = self._check_dim("all_to_all", x, concat_dim)
+        if split_dim == concat_dim and x.shape[split_dim] % self.world_size:
+            raise ShapeError(
+                f"all_to_all: along one dimension ({split_dim}) the extent {x.shape[split_dim]} must be a multiple of "
+                f"{self.world_size} ranks"
+            )
+        rows = self._rows("all_to_all", x.shape[concat_dim], size)
+        return x if self.world_size == 1 else self._collect(collectives.ALL_TO_ALL, x, split_dim, concat_dim, rows)
+
+    def shift(self, x: Tensor, offset: int = 1, *, wrap: bool = True) -> Tensor:
+        """The tensor of rank `rank - offset`: everybody's tensor moves up by `offset` ranks.
+
+        Without `wrap` the ranks at the end that nobody sends to get zeros. vjp: the shift by `-offset`.
+        """
+        x = self._operand("shift", x)
+        if not isinstance(offset, int):
+            raise ArgumentError(f"shift: offset is an int, not {offset!r}")
+        if wrap and offset % self.world_size == 0:
+            return x
+        if not wrap and abs(offset) >= self.world_size:
+            return creation.zeros_like(x)
+        return self._collect(collectives.SHIFT, x, offset, wrap)
+
+    def replicate(self, x: Tensor) -> Tensor:
+        """`x` itself, which all ranks hold alike and from here on use differently. vjp: the sum over ranks."""
+        x = self._operand("replicate", x)
+        return x if self.world_size == 1 else Tensor(apply(collectives.REPLICATE, (x.node,), self))
+
+    def shard(self, x: Tensor, dim: int = 0) -> Tensor:
+        """My part, by `partition` along `dim`, of an `x` that all ranks hold alike. vjp: the all-gather."""
+        x = self._operand("shard", x)
+        dim = self._check_dim("shard", x, dim)
+        return x if self.world_size == 1 else Tensor(apply(collectives.SHARD, (x.node,), self, dim))
+
+    # Point to point.
+
+    def send(self, x: Tensor, dest: int, tag: int = 0, *, differentiable: bool = False) -> None:
+        """Sends `x` to rank `dest` when the next plan runs; does not wait for it to be received.
+
+        If both sides say `differentiable`, `grad` receives the cotangent of `x` from `dest`.
+        """
+        x = self._operand("send", x)
+        self._check_peer("send", "dest", dest)
+        _check_differentiable("send", x.dtype, differentiable)
+        op = collectives.SEND_DIFFERENTIABLE if differentiable else collectives.SEND
+        effects.keep(self._collect(op, x, dest, tag).node)
+
+    def recv(
+        self, shape: Sequence[int], dtype: Any, source: int, tag: int = 0, *, differentiable: bool = False
+    ) -> Tensor:
+        """What rank `source` sends, which must have this shape and dtype.
+
+        If both sides say `differentiable`, `grad` sends the cotangent back to `source`.
+        """
+        self._check_peer("recv", "source", source)
+        _check_differentiable("recv", dtypes.dtype(dtype), differentiable)
+        op = collectives.RECV_DIFFERENTIABLE if differentiable else collectives.RECV
+        extents = creation.check_shape("recv", shape)
+        return self._collect(op, None, extents, dtypes.dtype(dtype), source, tag)
+
+    # At once, not in the graph.
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it. Pending sends are started first."""
+        from fuel_parallel.runtime.realize import flush
+
+        flush()
+        self.transport.barrier()
+
+    @abstractmethod
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """The communicator of all ranks that give the same `color`, ordered by `key`, then by rank.
+
+        A collective call, made at once. `None` takes part in no group and gets None.
+        """
+
+    # Checks.
+
+    def _collect(self, op: Op, x: Tensor | None, *attrs: Any) -> Tensor:
+        node = apply(op, () if x is None else (x.node,), self, *attrs)
+        effects.note(node)
+        return Tensor(node)
+
+    def _operand(self, function: str, x: Any) -> Tensor:
+        return creation.to_tensor(function, x)
+
+    def _check_rank(self, function: str, what: str, rank: int) -> None:
+        if not isinstance(rank, int) or not 0 <= rank < self.world_size:
+            raise ArgumentError(f"{function}: {what} must be a rank from 0 to {self.world_size - 1}, not {rank!r}")
+
+    def _check_peer(self, function: str, what: str, rank: int) -> None:
+        self._check_rank(function, what, rank)
+        if rank == self.rank:
+            raise CommunicatorError(f"{function}: {what}={rank} is this rank itself; use the tensor as it is")
+
+    def _check_dim(self, function: str, x: Tensor, dim: int) -> int:
+        if x.ndim == 0:
+            raise ShapeError(f"{function}: a 0-d tensor has no dimension to split or join; reshape it to (1,) first")
+        return normalize_axis(function, dim, x.ndim)
+
+    def _rows(self, function: str, mine: int, size: int | None) -> tuple[int, ...]:
+        """The extent of each rank's shard."""
+        if size is None:
+            return (mine,) * self.world_size
+        rows = tuple(len(part) for part in partition(size, self.world_size))
+        if rows[self.rank] != mine:
+            raise ShapeError(
+                f"{function}: size={size} over {self.world_size} ranks gives rank {self.rank} an extent of "
+                f"{rows[self.rank]}, but its shard has {mine}"
+            )
+        return rows
+
+
+def _check_reduction(function: str, x: Tensor, op: ReduceOp) -> None:
+    if not isinstance(op, ReduceOp):
+        raise ArgumentError(f"{function}: op is one of {', '.join(map(repr, ReduceOp))}, not {op!r}")
+    kind = dtypes.kind(x.dtype)
+    if op is ReduceOp.AVG and kind in ("bool", "integral"):
+        raise DTypeError(f"{function}: the average of {x.dtype.name} is no {x.dtype.name}; cast to a floating dtype first")
+    if op in (ReduceOp.MIN, ReduceOp.MAX) and kind == "complex floating":
+        raise DTypeError(f"{function}: complex numbers have no order, so {op.name} of {x.dtype.name} is not defined")
+
+
+def _check_differentiable(function: str, dtype: dtypes.DType, differentiable: bool) -> None:
+    if differentiable and dtypes.kind(dtype) != "real floating":
+        raise DTypeError(f"{function}: differentiable=True needs a floating dtype, not {dtype.name}")
+
+
+# The ops are built on the communicator's methods, for their vjps are collectives again.
+from fuel_parallel.comm import collectives  # noqa: E402

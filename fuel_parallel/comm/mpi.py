@@ -1,0 +1,142 @@
+"""Ranks of an MPI job, through mpi4py."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fuel_parallel.comm.communicator import CommInfo, Communicator, ReduceOp
+from fuel_parallel.comm.transport import Host, Transport
+from fuel_parallel.errors import CommunicatorError
+from fuel_parallel.lazy.dtypes import DType
+from fuel_parallel.lazy.node import Shape
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class MpiComm(Communicator):
+    """A communicator over an MPI one, of which it makes a duplicate, so that no other message can be mistaken for its own.
+
+    `MpiComm()` is that of all ranks; making one is collective.
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None = None, name: str = "world") -> None:
+        from mpi4py import MPI
+
+        own = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        super().__init__(CommInfo(own.Get_rank(), own.Get_size()), MpiTransport(own), name)
+        self._mpi = own
+        self._splits = itertools.count(1)
+
+    def split(self, color: int | None, key: int = 0) -> MpiComm | None:
+        """See `Communicator.split`."""
+        from mpi4py import MPI
+
+        number = next(self._splits)
+        part = self._mpi.Split(MPI.UNDEFINED if color is None else color, key)
+        if part == MPI.COMM_NULL:
+            return None
+        result = MpiComm(part, f"{self.name}.split{number}({color})")
+        part.Free()
+        return result
+
+
+class MpiTransport(Transport):
+    """Blocking MPI calls on host arrays; sends are non-blocking and hold their buffer until they are through."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        from mpi4py import MPI
+
+        self.comm = comm
+        self._ops = {
+            ReduceOp.SUM: MPI.SUM,
+            ReduceOp.PRODUCT: MPI.PROD,
+            ReduceOp.MIN: MPI.MIN,
+            ReduceOp.MAX: MPI.MAX,
+        }
+        self._mpi = MPI
+        self._in_flight: list[tuple[MPI.Request, Host]] = []
+
+    def all_reduce(self, x: Host, op: ReduceOp) -> Host:
+        result = np.empty_like(x)
+        self.comm.Allreduce(x, result, self._ops[op])
+        return result
+
+    def reduce(self, x: Host, op: ReduceOp, root: int) -> Host | None:
+        result = np.empty_like(x) if self.comm.rank == root else None
+        self.comm.Reduce(x, result, self._ops[op], root)
+        return result
+
+    def broadcast(self, x: Host, root: int) -> Host:
+        result = x if self.comm.rank == root else np.empty_like(x)
+        self.comm.Bcast(self._words(result), root)
+        return result
+
+    def all_gather(self, x: Host, rows: Sequence[int]) -> Host:
+        result = np.empty((sum(rows), *x.shape[1:]), dtype=x.dtype)
+        words, kind = self._words(result)
+        width = words.size // sum(rows) if sum(rows) else 0
+        counts = [r * width for r in rows]
+        self.comm.Allgatherv(self._words(x), [words, counts, kind])
+        return result
+
+    def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
+        result = np.empty((rows[self.comm.rank], *x.shape[1:]), dtype=x.dtype)
+        width = x.size // x.shape[0] if x.shape[0] else 0
+        self.comm.Reduce_scatter(x, result, [r * width for r in rows], self._ops[op])
+        return result
+
+    def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape]) -> list[Host]:
+        dtype = blocks[0].dtype
+        sent = np.concatenate([block.reshape(-1) for block in blocks])
+        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+        received = np.empty(sum(sizes), dtype=dtype)
+        send_words, kind = self._words(sent)
+        receive_words, _ = self._words(received)
+        per = max(dtype.itemsize // 8, 1)
+        self.comm.Alltoallv(
+            [send_words, [block.size * per for block in blocks], kind], [receive_words, [s * per for s in sizes], kind]
+        )
+        ends = np.cumsum(sizes)
+        return [received[end - size : end].reshape(shape) for end, size, shape in zip(ends, sizes, shapes, strict=True)]
+
+    def exchange(self, x: Host, dest: int | None, source: int | None) -> Host | None:
+        nobody = self._mpi.PROC_NULL
+        result = np.empty_like(x)
+        self.comm.Sendrecv(
+            self._words(x),
+            nobody if dest is None else dest,
+            recvbuf=self._words(result),
+            source=nobody if source is None else source,
+        )
+        return None if source is None else result
+
+    def send(self, x: Host, dest: int, tag: int) -> None:
+        self._in_flight = [(request, buffer) for request, buffer in self._in_flight if not request.Test()]
+        self._in_flight.append((self.comm.Isend(self._words(x), dest, tag), x))
+
+    def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
+        result = np.empty(shape, dtype=dtype)
+        status = self._mpi.Status()
+        self.comm.Probe(source, tag, status)
+        sent = status.Get_count(self._mpi.BYTE)
+        if sent != result.nbytes:
+            raise CommunicatorError(
+                f"recv: expected {dtype.name}{list(shape)} ({result.nbytes} bytes) from rank {source}, but it sent {sent} bytes"
+            )
+        self.comm.Recv(self._words(result), source, tag)
+        return result
+
+    def barrier(self) -> None:
+        self.comm.Barrier()
+
+    def _words(self, x: Host) -> list[Any]:
+        """The array's memory as integers of its item size: moving needs no arithmetic, and MPI knows no bfloat16."""
+        flat = x.reshape(-1)
+        width = min(x.dtype.itemsize, 8)
+        kinds = {1: self._mpi.UINT8_T, 2: self._mpi.UINT16_T, 4: self._mpi.UINT32_T, 8: self._mpi.UINT64_T}
+        return [flat.view(f"u{width}"), kinds[width]]
