@@ -208,9 +208,7 @@ class Communicator(ABC):
 
     def barrier(self) -> None:
         """Returns when all ranks have called it. Pending sends are started first."""
-        from fuel_parallel.runtime.realize import flush
-
-        flush()
+        effects.run_pending()
         self.transport.barrier()
 
     @abstractmethod

@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+_in_flight: list[tuple[MPI.Request, Host]] = []
+"""Sends that are not known to be through, with the memory they read from."""
+
+
+def finish_sends() -> None:
+    """Waits until all sends are through; MPI must not be finalized before."""
+    for request, _ in _in_flight:
+        request.Wait()
+    _in_flight.clear()
+
+
 class MpiComm(Communicator):
     """A communicator over an MPI one, of which it makes a duplicate, so that no other message can be mistaken for its own.
 
@@ -59,7 +70,6 @@ class MpiTransport(Transport):
             ReduceOp.MAX: MPI.MAX,
         }
         self._mpi = MPI
-        self._in_flight: list[tuple[MPI.Request, Host]] = []
 
     def all_reduce(self, x: Host, op: ReduceOp) -> Host:
         result = np.empty_like(x)
@@ -116,8 +126,8 @@ class MpiTransport(Transport):
         return None if source is None else result
 
     def send(self, x: Host, dest: int, tag: int) -> None:
-        self._in_flight = [(request, buffer) for request, buffer in self._in_flight if not request.Test()]
-        self._in_flight.append((self.comm.Isend(self._words(x), dest, tag), x))
+        _in_flight[:] = [(request, buffer) for request, buffer in _in_flight if not request.Test()]
+        _in_flight.append((self.comm.Isend(self._words(x), dest, tag), x))
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
         result = np.empty(shape, dtype=dtype)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 
 from fuel_parallel import environment, failure
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.identity import IdentityComm
-from fuel_parallel.comm.mpi import MpiComm
+from fuel_parallel.comm.mpi import MpiComm, finish_sends
 from fuel_parallel.errors import LaunchError
+from fuel_parallel.lazy.effects import run_pending
 
 _world: Communicator | None = None
 
@@ -48,7 +50,15 @@ def _make_world() -> Communicator:
     if size == 1:
         return IdentityComm()
     failure.install(MPI.COMM_WORLD.Get_rank(), size)
+    # mpi4py finalizes MPI at exit; what is registered later runs before that.
+    atexit.register(_finish)
     return MpiComm()
+
+
+def _finish() -> None:
+    """A script that ends well ends its sends, too."""
+    run_pending()
+    finish_sends()
 
 
 def _mpi_runs_already() -> bool:

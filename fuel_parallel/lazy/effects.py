@@ -46,3 +46,10 @@ def noted_before(serial: int) -> list[Node]:
     alive = [(ref, node) for ref in _noted if (node := ref()) is not None and node.value is None]
     _noted[:] = [ref for ref, _ in alive]
     return [node for _, node in alive if node.serial < serial]
+
+
+def run_pending() -> None:
+    """Runs what is kept now, without waiting for the next plan."""
+    from fuel_parallel.runtime.realize import realize
+
+    realize()

@@ -33,11 +33,6 @@ def realize(*things: Any) -> None:
         _run(_with_older_collectives(roots), targets | set(side_effects), state)
 
 
-def flush() -> None:
-    """Runs what is pending: sends that no plan has taken along yet."""
-    realize()
-
-
 def _with_older_collectives(roots: list[Node]) -> list[Node]:
     newest = _newest_collective(roots)
     older = effects.noted_before(newest) if newest >= 0 else []

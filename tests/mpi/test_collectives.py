@@ -244,3 +244,12 @@ def test_init_is_idempotent_and_names_the_rank():
     assert repr(world).endswith(f"rank {RANK} of {N})")
     assert world.info == fp.CommInfo(RANK, N)
     assert world.is_root == (RANK == 0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_send_that_nobody_realizes_goes_out_at_the_barrier():
+    if RANK == 0:
+        world.send(ft.asarray([4.0]), 1, tag=3)
+    world.barrier()
+    if RANK == 1:
+        assert world.recv((1,), ft.float32, 0, tag=3).tolist() == [4.0]
