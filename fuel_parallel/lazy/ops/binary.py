@@ -34,9 +34,9 @@ def broadcast_shapes(function: str, *shapes: Shape) -> Shape:
 def operands(function: str, a: Any, b: Any) -> tuple[Node, Node]:
     """Two operands as nodes of one dtype: tensors promote, Python scalars follow the tensor."""
     if not isinstance(a, Tensor):
-        a = creation.to_tensor(function, a, b.dtype if isinstance(b, Tensor) else None)
+        a = creation.to_tensor(function, a, b if isinstance(b, Tensor) else None)
     if not isinstance(b, Tensor):
-        b = creation.to_tensor(function, b, a.dtype)
+        b = creation.to_tensor(function, b, a)
     x, y = a.node, b.node
     if x.spec.dtype is not y.spec.dtype:
         try:
@@ -243,13 +243,13 @@ def where(condition: Tensor, x1: Any, x2: Any, /) -> Tensor:
     [1.0, -1.0]
     """
     a, b = operands("where", x1, x2)
-    return Tensor(apply(WHERE, (creation.to_tensor("where", condition).node, a, b)))
+    return Tensor(apply(WHERE, (creation.to_tensor("where", condition, Tensor(a)).node, a, b)))
 
 
 def clip(x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
     """`x` limited to [min, max]; either end may be left out. Bounds follow the dtype of `x`."""
     if min is not None:
-        x = maximum(x, creation.astype(creation.to_tensor("clip", min, x.dtype), x.dtype))
+        x = maximum(x, creation.astype(creation.to_tensor("clip", min, x), x.dtype))
     if max is not None:
-        x = minimum(x, creation.astype(creation.to_tensor("clip", max, x.dtype), x.dtype))
+        x = minimum(x, creation.astype(creation.to_tensor("clip", max, x), x.dtype))
     return x

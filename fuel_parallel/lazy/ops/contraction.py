@@ -175,7 +175,7 @@ def _simplify(t: Tensor, labels: list[str], equation: str) -> tuple[Tensor, list
             if t.shape[i] != t.shape[j]:
                 raise ShapeError(f"einsum: {label!r} in {equation!r} is {t.shape[i]} and {t.shape[j]} in one tensor")
             t = manipulation.moveaxis(t, (i, j), (0, 1))
-            along = creation.arange(t.shape[0])
+            along = creation.arange(t.shape[0], device=t.device)
             t = indexing.getitem(t, (along, along))
             labels = [label, *(other for k, other in enumerate(labels) if k not in (i, j))]
     return t, labels

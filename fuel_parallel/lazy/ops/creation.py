@@ -60,7 +60,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: str | None = None, copy: 
     ('float32', 'float64')
     """
     if isinstance(obj, Tensor):
-        return obj if dtype is None else astype(obj, dtype)
+        return to_device(obj if dtype is None else astype(obj, dtype), device)
     wanted = None if dtype is None else dtypes.dtype(dtype)
     if isinstance(obj, list | tuple) and any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
         return _stack_nested(obj, wanted)
@@ -379,7 +379,8 @@ def _real_if(g: Tensor, dtype: DType) -> Tensor:
 def astype(x: Tensor, dtype: Any, /, *, copy: builtins.bool = True, device: str | None = None) -> Tensor:
     """`x` in another dtype; `x` itself where the dtype is already that one."""
     wanted = dtypes.dtype(dtype)
-    return x if wanted is x.node.spec.dtype else Tensor(apply(ASTYPE, (x.node,), wanted))
+    cast = x if wanted is x.node.spec.dtype else Tensor(apply(ASTYPE, (x.node,), wanted))
+    return cast if device is None else to_device(cast, device)
 
 
 COPY = define(
@@ -442,17 +443,21 @@ def can_cast(from_: Any, to: Any, /) -> builtins.bool:
         return False
 
 
-def to_tensor(function: str, x: Any, like: DType | None = None) -> Tensor:
-    """An operand as a tensor: tensors as they are, scalars next to `like`, numpy arrays as data."""
+def to_tensor(function: str, x: Any, like: Tensor | None = None) -> Tensor:
+    """An operand as a tensor: tensors as they are, scalars and numpy arrays on the device of `like`.
+
+    Scalars also take the dtype of `like` where its kind can hold them.
+    """
     if isinstance(x, Tensor):
         return x
+    device = None if like is None else like.device
     if isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic):
-        wanted = dtypes.of_scalar(x, like)
+        wanted = dtypes.of_scalar(x, None if like is None else like.dtype)
         if isinstance(x, int) and dtypes.kind(wanted) == "integral" and not isinstance(x, bool):
-            return full((), x, dtype=wanted)
-        return Tensor(scalar_node(x, wanted))
+            return full((), x, dtype=wanted, device=device)
+        return to_device(Tensor(scalar_node(x, wanted)), device)
     if isinstance(x, np.ndarray | np.generic):
-        return asarray(x)
+        return asarray(x, device=device)
     raise DTypeError(
         f"{function}: expected a tensor, a numpy array or a Python scalar, not {type(x).__name__} {_brief(x)}; "
         "make it a tensor with asarray first"

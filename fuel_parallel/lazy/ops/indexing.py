@@ -209,8 +209,9 @@ class Key:
     `axes` of the expanded shape; with no index tensors, `final` is the shape with the dimensions of plain integers gone.
     """
 
-    def __init__(self, shape: Shape, key: Any) -> None:
-        items = _fill_ellipsis(shape, key if isinstance(key, tuple) else (key,))
+    def __init__(self, x: Tensor, key: Any) -> None:
+        shape = x.shape
+        items = _fill_ellipsis(x, key if isinstance(key, tuple) else (key,))
         advanced = builtins.any(isinstance(item, Tensor) for item in items)
         window: list[tuple[int, int, int]] = []
         expanded: list[int] = []
@@ -231,7 +232,9 @@ class Key:
             elif isinstance(item, Tensor) or advanced:
                 axes.append(len(expanded))
                 self.indices.append(
-                    item if isinstance(item, Tensor) else creation.asarray(_position(item, extent, shape))
+                    item
+                    if isinstance(item, Tensor)
+                    else creation.asarray(_position(item, extent, shape), device=x.device)
                 )
                 window.append((0, 1, extent))
                 expanded.append(extent)
@@ -244,8 +247,9 @@ class Key:
         self.axes = tuple(axes)
 
 
-def _fill_ellipsis(shape: Shape, key: tuple[Any, ...]) -> list[Any]:
-    items = [_check_item(item) for item in key]
+def _fill_ellipsis(x: Tensor, key: tuple[Any, ...]) -> list[Any]:
+    shape = x.shape
+    items = [_check_item(x, item) for item in key]
     dimensions = builtins.sum(item is not None and item is not Ellipsis for item in items)
     ellipses = builtins.sum(item is Ellipsis for item in items)
     if ellipses > 1:
@@ -259,13 +263,15 @@ def _fill_ellipsis(shape: Shape, key: tuple[Any, ...]) -> list[Any]:
     return [*items[:place], *whole, *items[place + 1 :]]
 
 
-def _check_item(item: Any) -> Any:
+def _check_item(x: Tensor, item: Any) -> Any:
     if item is None or item is Ellipsis or isinstance(item, slice):
         return item
     if isinstance(item, builtins.bool | np.bool_):
         raise IndexingError(f"indexing: a single bool ({item}) cannot be used as an index")
     if isinstance(item, list | np.ndarray) and np.asarray(item).ndim:
-        item = creation.asarray(item, dtype=dtypes.int64 if np.size(item) == 0 and isinstance(item, list) else None)
+        item = creation.asarray(
+            item, dtype=dtypes.int64 if np.size(item) == 0 and isinstance(item, list) else None, device=x.device
+        )
     if isinstance(item, Tensor):
         if item.dtype == dtypes.bool_:
             raise IndexingError(
@@ -301,8 +307,8 @@ def _slice_window(item: slice, extent: int) -> tuple[int, int, int]:
 def getitem(x: Tensor, key: Any) -> Tensor:
     """`x[key]`."""
     if isinstance(key, Tensor) and key.dtype != dtypes.bool_ and key.ndim and x.ndim:
-        return _index(x, (_check_item(key),), (0,))
-    parts = Key(x.shape, key)
+        return _index(x, (_check_item(x, key),), (0,))
+    parts = Key(x, key)
     view = _slice(x, parts.window)
     if not parts.indices:
         return view if view.shape == parts.final else manipulation.reshape(view, parts.final)
@@ -312,7 +318,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 
 def setitem(x: Tensor, key: Any, value: Any) -> Tensor:
     """A tensor like `x` with `value` at `key`: what `x[key] = value` makes `x` point at."""
-    value = creation.to_tensor("x[key] = value", value, x.dtype)
+    value = creation.to_tensor("x[key] = value", value, x)
     if creation.result_type(x.dtype, value.dtype) != x.dtype:
         raise DTypeError(
             f"x[key] = value: cannot write {value.dtype.name} into {x.dtype.name}; cast the value with astype"
@@ -326,7 +332,7 @@ def setitem(x: Tensor, key: Any, value: Any) -> Tensor:
         if filled.shape != x.shape:
             raise ShapeError(f"x[mask] = value: value of shape {value.shape} does not broadcast to {x.shape}")
         return filled
-    parts = Key(x.shape, key)
+    parts = Key(x, key)
     if not parts.indices:
         window_shape = tuple(count for _, _, count in parts.window)
         filled = manipulation.reshape(manipulation.broadcast_to(value, parts.final), window_shape)
@@ -345,7 +351,8 @@ def take(x: Tensor, indices: Any, /, *, axis: int | None = None) -> Tensor:
     if axis is None and x.ndim != 1:
         raise ShapeError(f"take: axis is needed for a tensor of shape {x.shape}")
     place = normalize_axis("take", 0 if axis is None else axis, x.ndim)
-    return _index(x, (_check_item(creation.to_tensor("take", indices)),), (place,))
+    positions = indices if isinstance(indices, Tensor) else creation.asarray(indices, device=x.device)
+    return _index(x, (_check_item(x, positions),), (place,))
 
 
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
@@ -358,16 +365,22 @@ def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
     grid: list[Tensor] = []
     for d in range(x.ndim):
         if d == place:
-            grid.append(_check_item(indices))
+            grid.append(_check_item(x, indices))
             continue
         if indices.shape[d] not in (1, x.shape[d]) and x.shape[d] != 1:
             raise ShapeError(f"take_along_axis: x has shape {x.shape} and indices {indices.shape}, axis {place}")
         extent = x.shape[d]
-        grid.append(manipulation.reshape(creation.arange(extent), (1,) * d + (extent,) + (1,) * (x.ndim - d - 1)))
+        grid.append(
+            manipulation.reshape(
+                creation.arange(extent, device=x.device), (1,) * d + (extent,) + (1,) * (x.ndim - d - 1)
+            )
+        )
     return _index(x, tuple(grid), tuple(range(x.ndim)))
 
 
 def one_hot(indices: Tensor, classes: int, /, *, dtype: Any = None) -> Tensor:
     """A new last axis of extent `classes`: one at the position given by `indices`, zero elsewhere."""
-    hits = manipulation.expand_dims(indices, axis=-1) == creation.arange(classes, dtype=indices.dtype)
+    hits = manipulation.expand_dims(indices, axis=-1) == creation.arange(
+        classes, dtype=indices.dtype, device=indices.device
+    )
     return creation.astype(hits, dtypes.default_float if dtype is None else dtype)

@@ -201,7 +201,7 @@ def scaled_dot_product_attention(
         scores = manipulation.reshape(scores, (*batch, heads, q, k))
     seen = None
     if causal:
-        seen = creation.tril(creation.ones((q, k), dtype=dtypes.bool_), k=k - q)
+        seen = creation.tril(creation.ones((q, k), dtype=dtypes.bool_, device=scores.device), k=k - q)
     if mask is not None and mask.dtype == dtypes.bool_:
         seen = mask if seen is None else seen & mask
     elif mask is not None:

@@ -124,10 +124,10 @@ def _cumprod_vjp(g: Tensor, x: Tensor, axis: int) -> Tensor:
     last = manipulation.moveaxis(x, axis, -1)
     cotangent = manipulation.expand_dims(manipulation.moveaxis(g, axis, -1), axis=-2)
     n = last.shape[-1]
-    diagonal = creation.eye(n) > 0
+    diagonal = creation.eye(n, dtype=dtypes.bool_, device=x.device)
     rows = manipulation.broadcast_to(manipulation.expand_dims(last, axis=-2), (*last.shape, n))
     without = cumulative_prod(binary.where(diagonal, creation.ones_like(rows), rows), axis=-1)
-    later = creation.triu(creation.ones((n, n), dtype=x.dtype))
+    later = creation.triu(creation.ones((n, n), dtype=x.dtype, device=x.device))
     return manipulation.moveaxis(reductions.sum(without * later * cotangent, axis=-1), -1, axis)
 
 
@@ -139,7 +139,7 @@ def _cumulative(op: Op, x: Tensor, axis: int | None, dtype: Any, initial: int | 
     result = result if dtype is None else creation.astype(result, dtype)
     if initial is None:
         return result
-    first = creation.full((*x.shape[:place], 1, *x.shape[place + 1 :]), initial, dtype=result.dtype)
+    first = creation.full((*x.shape[:place], 1, *x.shape[place + 1 :]), initial, dtype=result.dtype, device=x.device)
     return manipulation.concat([first, result], axis=place)
 
 

@@ -1,0 +1,286 @@
+"""One table of cases for all ops: what is built, and what numpy says it is.
+
+A test that asks for `case` runs once for each entry, one that asks for `differentiable` once for each entry whose op has
+a vjp. Inputs lie away from kinks and poles, so that one entry serves values, dtypes, gradients and second derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import special
+
+import fuel_parallel.lazy as ft
+from fuel_parallel.lazy.node import OPS
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`build` on tensors gives what `oracle` gives on arrays, by a graph that holds the op."""
+
+    op: str
+    build: Callable[..., Any]
+    oracle: Callable[..., Any]
+    inputs: tuple[Array, ...]
+
+    @property
+    def reals(self) -> list[int]:
+        """Which inputs are floating, so that a gradient can be asked for."""
+        return [i for i, x in enumerate(self.inputs) if x.dtype.kind == "f"]
+
+
+def spread(low: float, high: float, *shape: int) -> Array:
+    """Distinct values in no particular order, none near an integer or a half when the step allows."""
+    count = int(np.prod(shape, dtype=int))
+    steps = (np.random.default_rng(count).permutation(count) + 0.37) / max(count, 1)
+    return (low + (high - low) * steps).reshape(shape)
+
+
+def both_signs(*shape: int) -> Array:
+    return spread(-2.0, 2.0, *shape)
+
+
+def ints(high: int, *shape: int) -> Array:
+    return np.random.default_rng(high).integers(0, high, shape)
+
+
+X = both_signs(2, 3)
+POSITIVE = spread(0.3, 2.5, 2, 3)
+UNIT = spread(-0.8, 0.8, 2, 3)
+ROW = both_signs(3) + 0.11
+CUBE = both_signs(2, 3, 4)
+BOOLS = np.array([[True, False, True], [False, False, True]])
+
+
+def softmax(x: Array, axis: int) -> Array:
+    return np.asarray(special.softmax(x, axis=axis))
+
+
+def normalized(x: Array, eps: float, centered: bool) -> Array:
+    deviation = x - x.mean(-1, keepdims=True) if centered else x
+    return np.asarray(deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + eps))
+
+
+def written(x: Array, key: Any, value: Any) -> Array:
+    result = x.copy()
+    result[key] = value
+    return result
+
+
+def write(x: ft.Tensor, key: Any, value: Any) -> ft.Tensor:
+    result = ft.Tensor(x.node)
+    result[key] = value
+    return result
+
+
+def scattered(x: Array, indices: Array, rows: int) -> Array:
+    result = np.zeros((rows, *x.shape[1:]))
+    np.add.at(result, indices, x)
+    return result
+
+
+def scatter(x: ft.Tensor, indices: ft.Tensor, rows: int) -> ft.Tensor:
+    """The adjoint of taking rows, which no public function makes by itself."""
+    table = ft.zeros((rows, *x.shape[1:]), dtype=x.dtype, device=x.device)
+    return ft.grad(ft.take(table, indices, axis=0), table, cotangent=x)
+
+
+def widened(x: ft.Tensor) -> ft.Tensor:
+    """The adjoint of a slice."""
+    table = ft.zeros((4, 7), dtype=x.dtype, device=x.device)
+    return ft.grad(table[1:3, 6:0:-2], table, cotangent=x)
+
+
+UNARY: dict[str, tuple[Callable[..., Any], Array]] = {
+    "positive": (np.positive, X),
+    "negative": (np.negative, X),
+    "abs": (np.abs, X),
+    "sign": (np.sign, X),
+    "square": (np.square, X),
+    "reciprocal": (np.reciprocal, POSITIVE),
+    "real": (np.real, X),
+    "conj": (np.conj, X),
+    "signbit": (np.signbit, X),
+    "sqrt": (np.sqrt, POSITIVE),
+    "rsqrt": (lambda x: 1 / np.sqrt(x), POSITIVE),
+    "exp": (np.exp, X),
+    "expm1": (np.expm1, X),
+    "log": (np.log, POSITIVE),
+    "log1p": (np.log1p, UNIT),
+    "log2": (np.log2, POSITIVE),
+    "log10": (np.log10, POSITIVE),
+    "sin": (np.sin, X),
+    "cos": (np.cos, X),
+    "tan": (np.tan, UNIT),
+    "asin": (np.arcsin, UNIT),
+    "acos": (np.arccos, UNIT),
+    "atan": (np.arctan, X),
+    "sinh": (np.sinh, X),
+    "cosh": (np.cosh, X),
+    "tanh": (np.tanh, X),
+    "asinh": (np.arcsinh, X),
+    "acosh": (np.arccosh, POSITIVE + 1),
+    "atanh": (np.arctanh, UNIT),
+    "erf": (special.erf, X),
+    "floor": (np.floor, X),
+    "ceil": (np.ceil, X),
+    "trunc": (np.trunc, X),
+    "round": (np.round, X),
+    "isfinite": (np.isfinite, np.array([1.0, np.inf, np.nan])),
+    "isinf": (np.isinf, np.array([1.0, np.inf, np.nan])),
+    "isnan": (np.isnan, np.array([1.0, np.inf, np.nan])),
+    "logical_not": (np.logical_not, BOOLS),
+    "bitwise_invert": (np.invert, ints(9, 2, 3)),
+    "sigmoid": (special.expit, X),
+    "relu": (lambda x: np.maximum(x, 0), X),
+    "silu": (lambda x: x * special.expit(x), X),
+}
+
+BINARY: dict[str, tuple[Callable[..., Any], Array, Array]] = {
+    "add": (np.add, X, ROW),
+    "subtract": (np.subtract, ROW, X),
+    "multiply": (np.multiply, X, ROW),
+    "divide": (np.divide, X, spread(0.5, 2, 2, 1)),
+    "floor_divide": (np.floor_divide, X, spread(0.5, 2, 2, 1)),
+    "remainder": (np.remainder, X, ROW),
+    "pow": (np.power, POSITIVE, ROW),
+    "atan2": (np.arctan2, X, ROW),
+    "hypot": (np.hypot, X, ROW),
+    "logaddexp": (np.logaddexp, X, ROW),
+    "copysign": (np.copysign, X, ROW),
+    "nextafter": (np.nextafter, X, ROW),
+    "maximum": (np.maximum, X, ROW),
+    "minimum": (np.minimum, X, ROW),
+    "equal": (np.equal, ints(2, 2, 3), ints(2, 3)),
+    "not_equal": (np.not_equal, ints(2, 2, 3), ints(2, 3)),
+    "less": (np.less, X, ROW),
+    "less_equal": (np.less_equal, X, ROW),
+    "greater": (np.greater, X, ROW),
+    "greater_equal": (np.greater_equal, X, ROW),
+    "logical_and": (np.logical_and, BOOLS, BOOLS[0]),
+    "logical_or": (np.logical_or, BOOLS, BOOLS[0]),
+    "logical_xor": (np.logical_xor, BOOLS, BOOLS[0]),
+    "bitwise_and": (np.bitwise_and, ints(9, 2, 3), ints(8, 3)),
+    "bitwise_or": (np.bitwise_or, ints(9, 2, 3), ints(8, 3)),
+    "bitwise_xor": (np.bitwise_xor, ints(9, 2, 3), ints(8, 3)),
+    "bitwise_left_shift": (np.left_shift, ints(9, 2, 3), ints(8, 3)),
+    "bitwise_right_shift": (np.right_shift, ints(99, 2, 3), ints(4, 3)),
+}
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": np.sum,
+    "mean": np.mean,
+    "prod": np.prod,
+    "max": np.max,
+    "min": np.min,
+    "any": np.any,
+    "all": np.all,
+    "argmax": np.argmax,
+    "argmin": np.argmin,
+}
+
+
+def case(op: str, build: Callable[..., Any], oracle: Callable[..., Any], *inputs: Array) -> Case:
+    return Case(op, build, oracle, inputs)
+
+
+ROWS = np.array([3, 0, 3, 2])
+CASES = [
+    *(case(name, getattr(ft, name), oracle, x) for name, (oracle, x) in UNARY.items()),
+    *(case(name, getattr(ft, name), oracle, a, b) for name, (oracle, a, b) in BINARY.items()),
+    *(
+        case(
+            name,
+            lambda x, name=name: getattr(ft, name)(x, axis=1, keepdims=True),
+            lambda x, oracle=oracle: oracle(x, axis=1, keepdims=True),
+            CUBE,
+        )
+        for name, oracle in REDUCTIONS.items()
+    ),
+    case("prod", ft.prod, np.prod, np.array([[0.0, 1.5], [2.0, -3.0]])),
+    case("imag", lambda x: ft.imag(x * (1 + 2j)), lambda x: np.imag(x * (1 + 2j)), X),
+    case("gelu_erf", ft.gelu, lambda x: x * special.ndtr(x), X),
+    case(
+        "gelu_tanh",
+        lambda x: ft.gelu(x, approximate=True),
+        lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+        X,
+    ),
+    case("where", ft.where, np.where, BOOLS, X, ROW),
+    case("reshape", lambda x: ft.reshape(x, (4, -1)), lambda x: x.reshape(4, -1), CUBE),
+    case("permute_dims", lambda x: ft.permute_dims(x, (2, 0, 1)), lambda x: x.transpose(2, 0, 1), CUBE),
+    case("broadcast_to", lambda x: ft.broadcast_to(x, (4, 2, 3)), lambda x: np.broadcast_to(x, (4, 2, 3)), X[:, :1]),
+    case("concat", lambda a, b: ft.concat([a, b, a], axis=1), lambda a, b: np.concatenate([a, b, a], 1), X, X[:, :1]),
+    case("slice", lambda x: x[::-1, None, 1], lambda x: x[::-1, None, 1], CUBE),
+    case("unslice", widened, lambda x: written(np.zeros((4, 7)), (slice(1, 3), slice(6, 0, -2)), x), X),
+    case(
+        "slice_update",
+        lambda x, v: write(x, (0, slice(1, 3)), v),
+        lambda x, v: written(x, (0, slice(1, 3)), v),
+        CUBE,
+        CUBE[1, 0],
+    ),
+    case("index", lambda x, i: x[:, i, 1], lambda x, i: x[:, i, 1], CUBE, ints(3, 2, 2)),
+    case("index_add", lambda x, i: scatter(x, i, 5), lambda x, i: scattered(x, i, 5), both_signs(4, 3), ROWS),
+    case("index_update", lambda x, i, v: write(x, i, v), written, both_signs(4, 3), np.array([3, 0]), X),
+    case("matmul", ft.matmul, np.matmul, CUBE, both_signs(4, 5)),
+    case("matmul", ft.matmul, np.matmul, both_signs(2, 1, 3, 4), both_signs(3, 4, 2)),
+    case("tril", lambda x: ft.tril(x, k=1), lambda x: np.tril(x, 1), CUBE),
+    case("triu", lambda x: ft.triu(x, k=-1), lambda x: np.triu(x, -1), CUBE),
+    case("astype", lambda x: ft.abs(ft.astype(x, ft.complex128) * (2 + 1j)), lambda x: np.abs(x * (2 + 1j)), X),
+    case("copy", lambda x: ft.to_device(x, "other:0") * 2, lambda x: x * 2, X),
+    case("stop_gradient", ft.stop_gradient, lambda x: x, X),
+    case("argsort", lambda x: ft.argsort(x, axis=1, descending=True), lambda x: np.argsort(-x, axis=1), CUBE),
+    case("searchsorted", ft.searchsorted, np.searchsorted, np.sort(ROW), X),
+    case("cumulative_sum", lambda x: ft.cumulative_sum(x, axis=1), lambda x: np.cumsum(x, axis=1), CUBE),
+    case("cumulative_prod", lambda x: ft.cumulative_prod(x, axis=1), lambda x: np.cumprod(x, axis=1), CUBE),
+    case("softmax", lambda x: ft.softmax(x, axis=1), lambda x: softmax(x, 1), CUBE),
+    case("log_softmax", lambda x: ft.log_softmax(x, axis=1), lambda x: np.log(softmax(x, 1)), CUBE),
+    case("normalize", ft.layer_norm, lambda x: normalized(x, 1e-5, True), CUBE),
+    case("normalize", ft.rms_norm, lambda x: normalized(x, 1e-6, False), CUBE),
+]
+
+# Ops without inputs have tests of their own; each is named with the file that holds them.
+TESTED_ELSEWHERE = {
+    "data": "ops/test_creation.py",
+    "full": "ops/test_creation.py",
+    "arange": "ops/test_creation.py",
+    "linspace": "ops/test_creation.py",
+    "eye": "ops/test_creation.py",
+    "random_bits": "test_random.py",
+    "random_uniform": "test_random.py",
+}
+
+
+def identify(case: Case) -> str:
+    return f"{case.op}-{'x'.join(str(list(x.shape)).replace(' ', '') for x in case.inputs)}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", CASES, ids=identify)
+    if "differentiable" in metafunc.fixturenames:
+        chosen = [case for case in CASES if OPS[case.op].vjp and case.reals]
+        metafunc.parametrize("differentiable", chosen, ids=identify)
+
+
+@pytest.fixture(scope="session")
+def covered() -> dict[str, set[str]]:
+    """Names of the ops that have a case, and of those that are tested elsewhere."""
+    return {"case": {case.op for case in CASES}, "elsewhere": set(TESTED_ELSEWHERE)}
+
+
+@pytest.fixture(autouse=True)
+def other_device(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A second device that computes with numpy: what crosses to it must do so by a copy node."""
+    from fuel_parallel import backends
+    from fuel_parallel.backends.numpy_backend import NumpyBackend
+
+    monkeypatch.setitem(backends._found, "other:0", NumpyBackend())
+    return "other:0"

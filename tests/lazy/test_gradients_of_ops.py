@@ -1,0 +1,175 @@
+"""Each op's vjp is the derivative of its kernel: once, twice, and for complex numbers, against central differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fuel_parallel.lazy as ft
+from fuel_parallel.lazy.node import OPS
+
+Array = np.ndarray[Any, Any]
+STEP = 1e-5
+
+
+def weights(count: int, seed: int) -> Array:
+    return np.random.default_rng(seed).uniform(-1, 1, count)
+
+
+def slope(function: Callable[[Array], float], x: Array) -> Array:
+    """The gradient of a function of one array by central differences."""
+    result = np.zeros(x.size)
+    for i in range(x.size):
+        ends = []
+        for side in (-STEP, STEP):
+            moved = x.copy().reshape(-1)
+            moved[i] += side
+            ends.append(function(moved.reshape(x.shape)))
+        result[i] = (ends[1] - ends[0]) / (2 * STEP)
+    return result.reshape(x.shape)
+
+
+def projection(case: Any, inputs: list[Any]) -> ft.Tensor:
+    """A scalar that depends on every element of the result, each with a weight of its own."""
+    built = case.build(*(x if isinstance(x, ft.Tensor) else ft.asarray(x) for x in inputs))
+    return ft.sum(built * ft.asarray(weights(built.size, 1).reshape(built.shape), device=built.device))
+
+
+def gradient_norm(case: Any, inputs: list[Any]) -> ft.Tensor:
+    """A scalar that depends on every element of the gradient."""
+    tensors = [ft.asarray(x) for x in inputs]
+    gradients = ft.grad(projection(case, tensors), [tensors[i] for i in case.reals])
+    parts = [ft.sum(g * ft.asarray(weights(g.size, i).reshape(g.shape))) for i, g in enumerate(gradients)]
+    return ft.sum(ft.stack(parts))
+
+
+def agrees_with_differences(scalar: Callable[[Any, list[Any]], ft.Tensor], case: Any) -> None:
+    tensors = [ft.asarray(x) for x in case.inputs]
+    loss = scalar(case, tensors)
+    found = ft.grad(loss, [tensors[i] for i in case.reals])
+    for gradient, place in zip(found, case.reals, strict=True):
+
+        def function(x: Array, place: int = place) -> float:
+            inputs = list(case.inputs)
+            inputs[place] = x
+            return float(scalar(case, inputs))
+
+        assert gradient.shape == case.inputs[place].shape
+        assert gradient.dtype == case.inputs[place].dtype
+        np.testing.assert_allclose(gradient.numpy(), slope(function, case.inputs[place]), rtol=2e-6, atol=2e-8)
+
+
+def test_no_op_is_left_without_a_rule() -> None:
+    assert not [
+        name for name, op in OPS.items() if op.vjp is None and op.infer.__module__.startswith("fuel_parallel.lazy")
+    ]
+
+
+def test_every_rule_has_a_floating_case(covered: dict[str, set[str]]) -> None:
+    ours = {name for name, op in OPS.items() if op.vjp and op.infer.__module__.startswith("fuel_parallel.lazy")}
+    assert ours <= covered["case"]
+
+
+def test_gradient(differentiable: Any) -> None:
+    agrees_with_differences(projection, differentiable)
+
+
+def test_second_derivative(differentiable: Any) -> None:
+    agrees_with_differences(gradient_norm, differentiable)
+
+
+def test_gradient_on_another_device(differentiable: Any, other_device: str) -> None:
+    here = [ft.asarray(x) for x in differentiable.inputs]
+    there = [ft.to_device(x, other_device) for x in here]
+    for place in differentiable.reals:
+        built = ft.sum(differentiable.build(*there))
+        assert ft.grad(built, there[place]).device == other_device
+        wanted = ft.grad(ft.sum(differentiable.build(*here)), here[place])
+        np.testing.assert_array_equal(ft.grad(built, here[place]).numpy(), wanted.numpy())
+
+
+@pytest.mark.parametrize("dtype", [ft.float16, ft.bfloat16, ft.float32], ids=lambda d: d.name)
+def test_gradient_has_the_dtype_of_its_tensor(differentiable: Any, dtype: Any) -> None:
+    inputs = [ft.asarray(x).astype(dtype) if x.dtype.kind == "f" else ft.asarray(x) for x in differentiable.inputs]
+    wrt = [inputs[i] for i in differentiable.reals]
+    found = ft.grad(ft.sum(differentiable.build(*inputs)), wrt)
+    assert [g.dtype for g in found] == [dtype] * len(wrt)
+    assert all(np.isfinite(g.numpy().astype(np.float64)).all() for g in found)
+
+
+# Through complex numbers: the functions below lead from real x over complex z back to a real loss.
+
+COMPLEX_FUNCTIONS: dict[str, Callable[[ft.Tensor], ft.Tensor]] = {
+    "real": lambda z: ft.real(z * z),
+    "imag": lambda z: ft.imag(z * z),
+    "abs": lambda z: ft.abs(z),
+    "conj": lambda z: ft.real(ft.conj(z) * z * z),
+    "sign": lambda z: ft.real(ft.sign(z)) + 2 * ft.imag(ft.sign(z)),
+    "exp": lambda z: ft.imag(ft.exp(z)),
+    "divide": lambda z: ft.imag(1 / z),
+    "pow": lambda z: ft.real(z**3),
+    "matmul": lambda z: ft.imag(z @ (z * 1j).T),
+    "vecdot": lambda z: ft.real(ft.vecdot(z, z * (1 + 1j))),
+    "prod": lambda z: ft.abs(ft.prod(z, axis=0)),
+    "where": lambda z: ft.real(ft.where(ft.real(z) > 0, z * z, z)),
+    "mean": lambda z: ft.imag(ft.mean(z * z, axis=1)),
+    "sqrt": lambda z: ft.imag(ft.sqrt(z)),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX_FUNCTIONS)
+def test_gradient_through_complex_numbers(name: str) -> None:
+    x = np.random.default_rng(3).uniform(0.3, 1.5, (2, 3))
+    direction = np.exp(1j * np.arange(6)).reshape(2, 3)
+
+    def loss(x: Any) -> ft.Tensor:
+        z = ft.asarray(x).astype(ft.complex128) * ft.asarray(direction) + (0.3 - 0.7j)
+        return ft.sum(COMPLEX_FUNCTIONS[name](z) ** 2)
+
+    tensor = ft.asarray(x)
+    np.testing.assert_allclose(ft.grad(loss(tensor), tensor).numpy(), slope(lambda x: float(loss(x)), x), rtol=1e-6)
+
+
+# Compositions that are not ops of their own.
+
+COMPOSITIONS: dict[str, Callable[..., ft.Tensor]] = {
+    "var": lambda x: ft.var(x, axis=0, correction=1),
+    "std": lambda x: ft.std(x, axis=1),
+    "logsumexp": lambda x: ft.logsumexp(x, axis=1),
+    "clip": lambda x: ft.clip(x, -1.0, 1.0),
+    "sort": lambda x: ft.sort(x, axis=0, descending=True),
+    "topk": lambda x: ft.topk(x, 2)[0],
+    "tensordot": lambda x: ft.tensordot(x, x, axes=((0,), (0,))),
+    "einsum": lambda x: ft.einsum("ij,kj,k->i", x, x, x[:, 0]),
+    "einsum of a diagonal": lambda x: ft.einsum("iij->j", ft.stack([x[:2], x[2:]])),
+    "roll": lambda x: ft.roll(x, 1, axis=1) * x,
+    "pad": lambda x: ft.pad(x, ((1, 0), (0, 2))),
+    "tile": lambda x: ft.tile(x, (2, 1)),
+    "repeat": lambda x: ft.repeat(x, 3, axis=1),
+    "diff": lambda x: ft.diff(x, n=2),
+    "take_along_axis": lambda x: ft.take_along_axis(x, ft.argsort(x, axis=1), axis=1),
+    "cross_entropy": lambda x: ft.cross_entropy(x, ft.asarray([0, 2, 1, -1]), ignore_index=-1),
+    "layer_norm": lambda x: ft.layer_norm(x, x[0], x[1]),
+    "attention": lambda x: ft.scaled_dot_product_attention(x[None], x[None] * 2, x[None] ** 2, causal=True),
+    "grouped attention": lambda x: ft.scaled_dot_product_attention(ft.stack([x, x**2]), x[None], ft.exp(x[None])),
+    "masked attention": lambda x: ft.scaled_dot_product_attention(
+        x[None], x[None], x[None], mask=ft.asarray(np.eye(4, dtype=bool) & (np.arange(4) != 2))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_gradient_of_a_composition(name: str) -> None:
+    x = np.random.default_rng(5).permutation(np.linspace(-1.9, 2.1, 12)).reshape(4, 3)
+
+    def loss(x: Any) -> ft.Tensor:
+        result = COMPOSITIONS[name](ft.asarray(x))
+        return ft.sum(result * ft.asarray(weights(result.size, 2).reshape(result.shape)))
+
+    tensor = ft.asarray(x)
+    np.testing.assert_allclose(
+        ft.grad(loss(tensor), tensor).numpy(), slope(lambda x: float(loss(x)), x), rtol=1e-6, atol=1e-8
+    )
