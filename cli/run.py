@@ -54,11 +54,11 @@ class RunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Turn the argument that click misses into a sentence that helps."""
+        kind, example = ("module", "-m package.train") if "-m" in args else ("script", "train.py")
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter:
-            kind = "module" if "-m" in args else "script"
-            raise click.UsageError(f"no {kind} given: fuelrun -n 2 train.py (`fuelrun --help` shows more)") from None
+            raise click.UsageError(f"no {kind} given: fuelrun -n 2 {example} (`fuelrun --help` shows more)") from None
 
 
 @click.command(
@@ -109,12 +109,11 @@ def run(
         _refuse_to_nest(claim, ranks)
     _check(target)
     if inside or (ranks or 1) == 1:
-        if dry_run:
-            words = [sys.executable, "-m", "fuelrun.launch.rank", *target.command()]
-            click.echo(shlex.join(words))
-            return 0
-        from fuelrun.launch.rank import become_rank
+        from fuelrun.launch.rank import become_rank, rank_command
 
+        if dry_run:
+            click.echo(shlex.join(rank_command(target, threads=threads, tag_output=tag_output)))
+            return 0
         become_rank(target, threads=threads, tag_output=tag_output)
 
     from fuelrun.launch.find import find_engine

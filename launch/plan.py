@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fuel_parallel.environment import without_launcher
 from fuelrun.launch.engine import Engine, Job
 from fuelrun.launch.processes import cores
-from fuelrun.launch.rank import TAG_OUTPUT, THREADS
+from fuelrun.launch.rank import TAG_OUTPUT, THREADS, rank_command
 from fuelrun.launch.script import Script
 
 TERMINAL = "FUEL_TERMINAL"
@@ -73,7 +72,7 @@ def make_plan(engine: Engine, script: Script, ranks: int, options: Options) -> P
     available = cores()
     job = Job(
         ranks=ranks,
-        command=(sys.executable, "-m", "fuelrun.launch.rank", *script.command()),
+        command=tuple(rank_command(script)),
         shared_cores=ranks > available,
         arguments=options.mpi_arguments,
     )

@@ -53,6 +53,13 @@ def thread_variables(environ: dict[str, str], threads: int | None = None) -> dic
     return {name: usual for name in THREAD_VARIABLES if name not in environ}
 
 
+def rank_command(target: Script, *, threads: int | None = None, tag_output: bool = False) -> list[str]:
+    """The command line that does what `become_rank` does."""
+    settings = [f"{THREADS}={threads}"] if threads is not None else []
+    settings += [f"{TAG_OUTPUT}=1"] if tag_output else []
+    return [*(("env", *settings) if settings else ()), sys.executable, "-m", "fuelrun.launch.rank", *target.command()]
+
+
 def become_rank(target: Script, *, threads: int | None = None, tag_output: bool = False) -> NoReturn:
     """Turn this process into the rank that its launcher says it is, and run `target` to the end of the process.
 

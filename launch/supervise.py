@@ -107,10 +107,13 @@ class _Supervision:
         self._watches: dict[int, Watch] = {}
         self._gone: list[int] = []  # ranks of this host, in the order in which they ended
         self._seen = -1
+        self._all_gone = False
         self._open_pipes = 0
+        self._last_output = 0.0
         self._stage = _Stage.RUNNING
         self._next_push: float | None = None
         self._stopped_by: int | None = None
+        self._notice_at: float | None = None
         self._death: Death | None = None
         self._noise = {fd: NoiseFilter(plan.engine.banners) for fd in (1, 2)}
         self._deaf = False  # nobody reads our output any more
@@ -147,6 +150,7 @@ class _Supervision:
             gone=tuple(self._gone),
             code=0 if self._stage >= _Stage.TERMINATED else self._plan.engine.exit_code(status),
             death=self._death,
+            mpirun_killed_by=-status if status < 0 and self._stage < _Stage.TERMINATED else None,
             stopped_by=self._stopped_by,
             messages=tuple(text for noise in self._noise.values() for text in noise.taken if text.strip()),
         )
@@ -202,6 +206,7 @@ class _Supervision:
         taken = len(noise.taken)
         passed = noise.feed(data)
         self._write(target, passed)
+        self._last_output = time.monotonic()
         for message in noise.taken[taken:]:
             if self._stage < _Stage.TERMINATED:  # later deaths are our own doing
                 self._death = self._death or self._plan.engine.death(message)
@@ -236,7 +241,9 @@ class _Supervision:
                 self._note_end(watch)
         failed = any(record.failed for record in self._records.values())
         vanished = any(not self._records[rank].ended_well for rank in self._gone)
-        if self._stage is _Stage.RUNNING and (failed or vanished):
+        # MPICH's mpiexec waits for ever for what a rank has left in the background with its output open.
+        self._all_gone = len(self._gone) == self._plan.ranks
+        if self._stage is _Stage.RUNNING and (failed or vanished or self._all_gone):
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + _MPIRUN_ACTS_S
 
     def _note_end(self, watch: Watch) -> None:
@@ -271,10 +278,20 @@ class _Supervision:
         grace = self._plan.options.grace if len(self._records) == self._plan.ranks else 0.2
         if self._stage < _Stage.TERMINATED:
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + grace
+            if reason == signal.SIGINT and grace > 1:
+                self._notice_at = time.monotonic() + 0.8
 
     def _push(self) -> None:
         """When the time for the last step is over, take the next."""
-        if self._next_push is None or time.monotonic() < self._next_push:
+        if self._next_push is None:
+            return
+        now = time.monotonic()
+        if self._notice_at is not None and now > self._notice_at:
+            self._notice_at = None
+            left = max(0.0, self._next_push - now)
+            self._write(2, f"fuelrun: the ranks have {left:.0f} s more to end; Ctrl-C again ends them now\n".encode())
+        # While output still comes through, a job that is over is not over for its readers (`fuelrun … | less`).
+        if now < self._next_push or (self._all_gone and now - self._last_output < _MPIRUN_ACTS_S):
             return
         if self._stage is _Stage.ASKED:
             self._stage, self._next_push = _Stage.TERMINATED, time.monotonic() + _TERM_S

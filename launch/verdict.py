@@ -20,6 +20,7 @@ class Ending:
         gone: Ranks of this host in the order in which they were seen to end.
         code: mpirun's exit status in the shell's terms; 0 when fuelrun had to end it.
         death: What mpirun told about the rank that ended the job.
+        mpirun_killed_by: The signal that ended mpirun itself.
         stopped_by: The signal by which the user ended the job.
         messages: What mpirun said; shown when nothing else explains the failure.
     """
@@ -29,6 +30,7 @@ class Ending:
     gone: tuple[int, ...] = ()
     code: int = 0
     death: Death | None = None
+    mpirun_killed_by: int | None = None
     stopped_by: int | None = None
     messages: tuple[str, ...] = ()
 
@@ -51,6 +53,10 @@ def judge(ending: Ending) -> Verdict:
         code, reason = failures[0].code, failures[0].reason
         alike = [record.rank for record in failures if record.reason == reason]
         return Verdict(code or 1, f"{_ranks(alike)} of {ending.ranks} failed: {reason}")
+    if (number := ending.mpirun_killed_by) is not None:
+        return Verdict(
+            ending.code, f"mpirun itself was killed by signal {number} ({_name(number)}); its ranks were ended"
+        )
     unwell = [rank for rank in range(ending.ranks) if rank not in ending.records or not ending.records[rank].ended_well]
     if not unwell:
         if ending.code == 0:
