@@ -44,6 +44,7 @@ TRACEBACK = "FUEL_TRACEBACK"
 
 _OWN_FRAMES = str(Path(__file__).parent) + os.sep
 _LAST_WORD_S = 1.2  # how long a rank that failed second waits to be ended by the first
+_DRAIN_S = 0.1  # what was printed last gets this long to pass through mpirun, which drops it at MPI_Abort
 _ABORT_S = 3.0  # how long MPI_Init and MPI_Abort may take before the rank ends without them
 
 
@@ -92,14 +93,17 @@ def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to:
             _watch_sys_exit()
 
 
-def write_record(code: int | None = None, reason: str = "") -> None:
+def write_record(code: int | None = None, reason: str = "", report: str = "") -> bool:
     """Leave word for fuelrun: that this rank runs (`code` None), ended well (0) or failed, and why.
+
+    `report` is the traceback, which fuelrun prints: what a rank writes just before MPI_Abort does not always get
+    through its launcher. Returns False when no word could be left.
 
     Written to `rank-R.json` in the job directory, whole or not at all; where nobody watches nothing is written.
     """
     me = _me()
     if me.record_to is None or not _is_this_rank():
-        return
+        return False
     record = {
         "rank": me.rank,
         "pid": me.pid,
@@ -108,13 +112,16 @@ def write_record(code: int | None = None, reason: str = "") -> None:
         "ended": None if code is None else time.time(),
         "code": code,
         "reason": reason,
+        "report": report,
     }
     path = me.record_to / f"rank-{me.rank}.json"
-    # A job directory that is gone means that fuelrun is gone: the rank is about to be ended anyway.
-    with contextlib.suppress(OSError):
+    try:
         draft = path.with_suffix(f".{me.pid}")
         draft.write_text(json.dumps(record))
         draft.replace(path)
+    except OSError:  # fuelrun is gone, and its directory with it: this rank is about to be ended anyway
+        return False
+    return True
 
 
 def exit_code(error: BaseException) -> int:
@@ -148,17 +155,15 @@ def end_rank(error: BaseException) -> NoReturn:
         timer.daemon = True
         timer.start()
     summary = _one_line(error)
-    if not summary:
-        write_record(code, f"sys.exit({code})")
-    elif _first_to_fail():
-        _write(_tagged(describe(error)))
-        write_record(code, summary)
-    else:
-        write_record(code, summary)
-        with contextlib.suppress(Exception):
-            _initialised_mpi()  # the first rank cannot abort before all have come this far
-        time.sleep(_LAST_WORD_S)
-        _write(_tagged(summary + "\n"))
+    report = _tagged(describe(error))
+    if not write_record(code, summary or f"sys.exit({code})", report) and report:
+        if _first_to_fail():
+            _write(report)
+        else:
+            with contextlib.suppress(Exception):
+                _initialised_mpi()  # the first rank cannot abort before all have come this far
+            time.sleep(_LAST_WORD_S)
+            _write(_tagged(summary + "\n"))
     _end_job(code)
 
 
@@ -244,8 +249,6 @@ def _first_to_fail() -> bool:
     global _claim
     if _me().world_size == 1:
         return True
-    if (directory := _me().record_to) is not None:
-        return _create(directory / f"failed-first-{socket.gethostname()}")
     key = f"fuel-parallel-{os.getuid()}-{os.getppid()}"
     if os.uname().sysname == "Linux":  # an abstract socket vanishes with its process
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -276,6 +279,8 @@ def _create(path: Path) -> bool:
 def _end_job(code: int) -> NoReturn:
     """End every rank of the job. With status 0 only this one ends: `MPI_Abort(0)` would call the job a success."""
     _flush()
+    if _me().world_size != 1:
+        time.sleep(_DRAIN_S)
     if code != 0 and _me().world_size != 1:
         with contextlib.suppress(Exception):
             mpi = _initialised_mpi()

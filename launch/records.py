@@ -8,7 +8,10 @@ import msgspec
 
 
 class RankRecord(msgspec.Struct, frozen=True):
-    """What one rank says about itself: `code` is None while it runs, 0 when it ended well."""
+    """What one rank says about itself: `code` is None while it runs, 0 when it ended well.
+
+    `report` is what the user should see of its failure: the traceback, ready to be printed.
+    """
 
     rank: int
     pid: int
@@ -17,6 +20,7 @@ class RankRecord(msgspec.Struct, frozen=True):
     ended: float | None
     code: int | None
     reason: str
+    report: str = ""
 
     @property
     def ended_well(self) -> bool:

@@ -108,6 +108,7 @@ class _Supervision:
         self._gone: list[int] = []  # ranks of this host, in the order in which they ended
         self._seen = -1
         self._all_gone = False
+        self._reported = False
         self._open_pipes = 0
         self._last_output = 0.0
         self._stage = _Stage.RUNNING
@@ -143,7 +144,8 @@ class _Supervision:
             self._kill_leftovers()
             for watch in self._watches.values():
                 watch.close()
-        self._records = read_records(self._folder)
+        self._seen = -1
+        self._read()
         ending = Ending(
             ranks=self._plan.ranks,
             records=self._records,
@@ -224,13 +226,22 @@ class _Supervision:
                 self._deaf = True
                 self._stop(signal.SIGPIPE, signal.SIGTERM)
 
-    def _look(self) -> None:
-        """Read what the ranks have written, and see which of them are gone."""
+    def _read(self) -> None:
+        """What the ranks have written since; the first failure is shown at once."""
         with contextlib.suppress(OSError):
             changed = self._folder.stat().st_mtime_ns
             if changed != self._seen:
                 self._seen = changed
                 self._records = read_records(self._folder)
+        failures = [record for record in self._records.values() if record.failed]
+        if failures and not self._reported:
+            self._reported = True  # the others failed alike, or because of it
+            first = min(failures, key=lambda record: record.ended or 0.0)
+            self._write(2, first.report.encode("utf-8", "backslashreplace"))
+
+    def _look(self) -> None:
+        """Read records, see which ranks are gone, and find out whether the job has to be ended."""
+        self._read()
         for rank, record in self._records.items():
             if record.host == self._host and rank not in self._watches:
                 watch = self._watches[rank] = Watch(record.pid)
@@ -239,11 +250,10 @@ class _Supervision:
         for rank, watch in self._watches.items():
             if rank not in self._gone and watch.fd is None and watch.ended():
                 self._note_end(watch)
-        failed = any(record.failed for record in self._records.values())
         vanished = any(not self._records[rank].ended_well for rank in self._gone)
         # MPICH's mpiexec waits for ever for what a rank has left in the background with its output open.
         self._all_gone = len(self._gone) == self._plan.ranks
-        if self._stage is _Stage.RUNNING and (failed or vanished or self._all_gone):
+        if self._stage is _Stage.RUNNING and (self._reported or vanished or self._all_gone):
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + _MPIRUN_ACTS_S
 
     def _note_end(self, watch: Watch) -> None:

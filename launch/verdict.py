@@ -53,10 +53,11 @@ def judge(ending: Ending) -> Verdict:
         code, reason = failures[0].code, failures[0].reason
         alike = [record.rank for record in failures if record.reason == reason]
         return Verdict(code or 1, f"{_ranks(alike)} of {ending.ranks} failed: {reason}")
+    if ending.death is not None and ending.death.aborted:
+        with_code = f"({ending.code})" if ending.code else ""
+        return Verdict(ending.code or 1, f"{_who(ending, _first(ending, []))} called MPI_Abort{with_code}")
     if (number := ending.mpirun_killed_by) is not None:
-        return Verdict(
-            ending.code, f"mpirun itself was killed by signal {number} ({_name(number)}); its ranks were ended"
-        )
+        return Verdict(ending.code, f"mpirun was killed by signal {number} ({_name(number)}); the ranks were ended")
     unwell = [rank for rank in range(ending.ranks) if rank not in ending.records or not ending.records[rank].ended_well]
     if not unwell:
         if ending.code == 0:
@@ -91,8 +92,6 @@ def _killed(ending: Ending, ranks: list[int], number: int) -> Verdict:
 
 
 def _vanished(ending: Ending, ranks: list[int]) -> Verdict:
-    if ending.death is not None and ending.death.aborted:
-        return Verdict(ending.code or 1, f"{_who(ending, ranks)} called MPI_Abort({ending.code})")
     return Verdict(
         ending.code or 1,
         f"{_who(ending, ranks)} ended before the script did, by os._exit or a crash below Python",
