@@ -64,7 +64,7 @@ class Module:
         """All variables by dotted name, each once, in the order of the attributes."""
         found: dict[str, Variable] = {}
         seen: set[int] = set()
-        for name, variable in _walk("", vars(self)):
+        for name, variable in _walk("", self, set()):
             if id(variable) not in seen:
                 seen.add(id(variable))
                 found[name] = variable
@@ -79,13 +79,17 @@ class Module:
         return [parameter for _, parameter in self.named_parameters()]
 
     def load(self, values: Mapping[str, Any]) -> None:
-        """Sets variables by name. The names must be those of the module."""
+        """Sets all variables by name, or none: names and shapes must be those of the module."""
         variables = self.named_variables()
         missing, unknown = sorted(variables.keys() - values.keys()), sorted(values.keys() - variables.keys())
         if missing or unknown:
             raise ArgumentError(f"load: names do not match; missing: {missing or 'none'}, unknown: {unknown or 'none'}")
+        loaded = {name: creation.asarray(values[name], dtype=v.dtype) for name, v in variables.items()}
         for name, variable in variables.items():
-            variable.assign(creation.asarray(values[name], dtype=variable.dtype))
+            if loaded[name].shape != variable.shape:
+                raise ShapeError(f"load: {name} has shape {variable.shape}, the value for it {loaded[name].shape}")
+        for name, variable in variables.items():
+            variable.assign(loaded[name])
 
     def __tensors__(self) -> list[Variable]:
         return list(self.named_variables().values())
@@ -95,14 +99,18 @@ class Module:
         return "\n".join([f"{type(self).__name__}(", *rows, ")"])
 
 
-def _walk(prefix: str, value: Any) -> Iterator[tuple[str, Variable]]:
+def _walk(prefix: str, value: Any, walked: set[int]) -> Iterator[tuple[str, Variable]]:
+    """Variables below a module, container or variable. Modules may refer to each other: each is walked once."""
     if isinstance(value, Variable):
         yield prefix, value
         return
     if isinstance(value, Module):
+        if id(value) in walked:
+            return
+        walked.add(id(value))
         value = vars(value)
     if isinstance(value, list | tuple):
         value = {str(index): item for index, item in enumerate(value)}
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from _walk(f"{prefix}.{name}" if prefix else str(name), item)
+            yield from _walk(f"{prefix}.{name}" if prefix else str(name), item, walked)
