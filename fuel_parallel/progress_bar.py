@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TextIO, TypeVar
 
 from fuel_parallel import environment
 from fuel_parallel.errors import ArgumentError
@@ -245,7 +245,8 @@ class _OnTerminal:
     """One line that is redrawn, by rich; loops inside of loops get a line each below it."""
 
     _screen: Progress | None = None
-    _drawn = 0.0  # when the screen was drawn last
+    _tasks: ClassVar[dict[Bar[Any], TaskID]] = {}  # what is on the screen
+    _drawn = 0.0  # when that was drawn last
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -257,27 +258,29 @@ class _OnTerminal:
             screen.start()
             _OnTerminal._screen = screen
         self._rich = _OnTerminal._screen
-        self._task: TaskID = self._rich.add_task(bar.description, total=bar.total, facts="  ".join(bar.facts()))
+        self._tasks[bar] = self._rich.add_task(bar.description, total=bar.total, facts="")
         if self._owner:
-            self._draw(bar)
+            self._draw()
 
     def update(self, bar: Bar[Any]) -> None:
         if time.monotonic() - _OnTerminal._drawn >= _REDRAW_S:
-            self._draw(bar)
+            self._draw()
 
     def stop(self, bar: Bar[Any]) -> None:
         if not self._owner:
-            self._rich.remove_task(self._task)
+            self._rich.remove_task(self._tasks.pop(bar))
             return
         try:
-            self._draw(bar)
+            self._draw()
         finally:
             _OnTerminal._screen = None
+            self._tasks.clear()
             self._rich.stop()
 
-    def _draw(self, bar: Bar[Any]) -> None:
+    def _draw(self) -> None:
         _OnTerminal._drawn = time.monotonic()
-        self._rich.update(self._task, completed=bar.done, facts="  ".join(bar.facts()))
+        for bar, task in self._tasks.items():
+            self._rich.update(task, completed=bar.done, facts="  ".join(bar.facts()))
         self._rich.refresh()
 
 
