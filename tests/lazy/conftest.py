@@ -1,6 +1,6 @@
 """One table of cases for all ops: what is built, and what numpy says it is.
 
-A test that asks for `case` runs once for each entry, one that asks for `differentiable` once for each entry whose op has
+A test that asks for `case` runs once for each entry, one that asks for `differentiable` once for each whose op has
 a vjp. Inputs lie away from kinks and poles, so that one entry serves values, dtypes, gradients and second derivatives.
 """
 

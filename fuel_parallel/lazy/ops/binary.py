@@ -84,7 +84,7 @@ def binary(
             lambda g, y, a, b: sum_to(of_a(g, y, a, b), a.shape),
             lambda g, y, a, b: sum_to(of_b(g, y, a, b), b.shape),
         )
-    op = define(Op(name, infer, in_float32(kernel), vjp))
+    op = define(elementwise.elementwise_op(name, infer, kernel, vjp))
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         return Tensor(apply(op, operands(name, x1, x2)))
@@ -115,7 +115,7 @@ _divide = binary(
 
 
 def divide(x1: Any, x2: Any, /) -> Tensor:
-    """a / b. Integers are divided as float32.
+    """The quotient a / b. Integers are divided as float32.
 
     >>> divide(creation.asarray([1, 2]), 4).tolist()
     [0.25, 0.5]
@@ -232,6 +232,7 @@ WHERE = define(
             lambda g, y, condition, a, b: sum_to(where(condition, g, creation.zeros_like(g)), a.shape),
             lambda g, y, condition, a, b: sum_to(where(condition, creation.zeros_like(g), g), b.shape),
         ),
+        elementwise=True,
     )
 )
 

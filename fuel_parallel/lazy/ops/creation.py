@@ -68,10 +68,26 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: str | None = None, copy: 
     if wanted is None:
         is_python = isinstance(obj, bool | int | float | complex | list | tuple) and not isinstance(obj, np.generic)
         wanted = _python_default(array.dtype) if is_python and not _holds_numpy(obj) else dtypes.dtype(array.dtype)
+    if array.dtype.kind == "c" and dtypes.kind(wanted) != "complex floating":
+        _refuse_complex("asarray", array.dtype, wanted)
+    if obj is not array and array.size and dtypes.kind(wanted) == "integral":
+        for extreme in (array.min(), array.max()):
+            _check_bounds(extreme.item(), wanted)
     owned = array.astype(wanted, order="C", copy=copy is not False)
     spec = Spec(owned.shape, wanted)
     result = Tensor(data_node(owned, spec))
     return result if device is None else to_device(result, device)
+
+
+def _refuse_complex(function: str, source: DType, wanted: DType) -> None:
+    raise DTypeError(f"{function}: {source.name} to {wanted.name} would drop the imaginary part; use real(x) first")
+
+
+def _check_bounds(value: Scalar, wanted: DType) -> None:
+    """Raises the user's error when a Python number is not one of an integer dtype."""
+    limits = np.iinfo(wanted)
+    if isinstance(value, int) and not limits.min <= value <= limits.max:
+        raise ArgumentError(f"{value} is out of bounds for {wanted.name} ({limits.min} to {limits.max})")
 
 
 def _to_array(obj: Any) -> np.ndarray[Any, Any]:
@@ -152,10 +168,12 @@ def full(shape: Any, fill_value: Scalar | Tensor, *, dtype: Any = None, device: 
         raise DTypeError(f"full: fill_value is a Python scalar or a tensor, not {fill_value!r}")
     wanted = dtypes.of_scalar(fill_value) if dtype is None else dtypes.dtype(dtype)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
-    if isinstance(value, int) and dtypes.kind(wanted) == "integral":
-        limits = np.iinfo(wanted)
-        if not limits.min <= value <= limits.max:
-            raise ArgumentError(f"{value} is out of bounds for {wanted.name} ({limits.min} to {limits.max})")
+    if dtypes.kind(wanted) == "integral":
+        _check_bounds(value, wanted)
+    if wanted != dtypes.bool_ and dtypes.of_scalar(value, wanted) != wanted:
+        raise DTypeError(
+            f"full: fill_value {value!r} does not fit {wanted.name}; choose another dtype or cast the value"
+        )
     return to_device(Tensor(apply(FULL, (), extents, Literal(value, wanted), wanted)), device)
 
 
@@ -234,7 +252,10 @@ def arange(
     wanted = dtypes.dtype(dtype) if dtype is not None else dtypes.default_float if floating else dtypes.default_int
     if floating and dtypes.kind(wanted) == "integral":
         raise DTypeError(f"arange: start, stop and step are floats, so dtype must be floating, not {wanted.name}")
-    count = builtins.max(0, math.ceil((stop - start) / step))
+    if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int):
+        count = len(range(start, stop, step))
+    else:
+        count = builtins.max(0, math.ceil((stop - start) / step))
     wide = _wide(wanted)
     return to_device(Tensor(apply(ARANGE, (), Literal(start, wide), Literal(step, wide), count, wanted)), device)
 
@@ -313,16 +334,19 @@ def meshgrid(*arrays: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
     )
 
 
-def _infer_triangle(x: Spec, diagonal: int) -> Spec:
-    if len(x.shape) < 2:
-        raise ShapeError(f"tril/triu: expected at least 2 dimensions, but x has shape {x.shape}")
-    return x
+def _infer_triangle(name: str) -> Any:
+    def infer(x: Spec, diagonal: int) -> Spec:
+        if len(x.shape) < 2:
+            raise ShapeError(f"{name}: expected at least 2 dimensions, but x has shape {x.shape}")
+        return x
+
+    return infer
 
 
 TRIL = define(
     Op(
         "tril",
-        infer=_infer_triangle,
+        infer=_infer_triangle("tril"),
         kernel=lambda xp, x, diagonal: xp.tril(x, diagonal),
         vjp=(lambda g, y, x, diagonal: tril(g, k=diagonal),),
         attr_names=("diagonal",),
@@ -331,7 +355,7 @@ TRIL = define(
 TRIU = define(
     Op(
         "triu",
-        infer=_infer_triangle,
+        infer=_infer_triangle("triu"),
         kernel=lambda xp, x, diagonal: xp.triu(x, diagonal),
         vjp=(lambda g, y, x, diagonal: triu(g, k=diagonal),),
         attr_names=("diagonal",),
@@ -354,7 +378,7 @@ def triu(x: Tensor, /, *, k: int = 0) -> Tensor:
 
 def _infer_astype(x: Spec, dtype: DType) -> Spec:
     if dtypes.kind(x.dtype) == "complex floating" and dtypes.kind(dtype) != "complex floating":
-        raise DTypeError(f"astype: {x.dtype.name} to {dtype.name} would drop the imaginary part; use real(x) first")
+        _refuse_complex("astype", x.dtype, dtype)
     return Spec(x.shape, dtype, x.device)
 
 
@@ -364,6 +388,7 @@ ASTYPE = define(
         infer=_infer_astype,
         kernel=lambda xp, x, dtype: x.astype(dtype),
         vjp=(lambda g, y, x, dtype: astype(_real_if(g, x.dtype), x.dtype) if dtypes.is_inexact(dtype) else None,),
+        elementwise=True,
         attr_names=("dtype",),
     )
 )

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from fuel_parallel.errors import DTypeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
@@ -66,7 +68,7 @@ def unary(
             check_domain(name, x.dtype, domain)
         return x if result is None else Spec(x.shape, result(x.dtype), x.device)
 
-    op = define(Op(name, infer, in_float32(kernel), (vjp,) if callable(vjp) else vjp))
+    op = define(elementwise_op(name, infer, kernel, (vjp,) if callable(vjp) else vjp))
 
     def function(x: Tensor, /) -> Tensor:
         if not isinstance(x, Tensor):
@@ -78,9 +80,20 @@ def unary(
     return function
 
 
+def elementwise_op(name: str, infer: Callable[..., Spec], kernel: Callable[..., Any], vjp: Any) -> Op:
+    """The registry entry of an elementwise op; a kernel that is a ufunc is known as one."""
+    return Op(name, infer, in_float32(kernel), vjp, elementwise=True, ufunc=getattr(kernel, "ufunc", ""))
+
+
 def ufunc(name: str) -> Callable[..., Any]:
     """The kernel that calls the array module's function of that name."""
-    return lambda xp, *arrays: getattr(xp, name)(*arrays)
+
+    def kernel(xp: Any, *arrays: Any) -> Any:
+        return getattr(xp, name)(*arrays)
+
+    if isinstance(getattr(np, name), np.ufunc):
+        kernel.ufunc = name  # type: ignore[attr-defined]
+    return kernel
 
 
 def _to_bool(_: DType) -> DType:
@@ -268,7 +281,9 @@ _gelu_of_erf = unary(
 
 
 def gelu(x: Tensor, /, *, approximate: builtins.bool = False) -> Tensor:
-    """x times the normal distribution's cumulative function at x (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
+    """The product of x and the normal distribution's cumulative function at x.
+
+    See Hendrycks and Gimpel, 2016, arXiv:1606.08415.
 
     `approximate=True` is the tanh form that GPT-2 uses.
 

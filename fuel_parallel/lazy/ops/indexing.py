@@ -206,7 +206,7 @@ class Key:
     """An indexing key, taken apart for a shape.
 
     `window` and then `expanded` (new axes in, nothing dropped) are the basic part; `indices` stand for the dimensions
-    `axes` of the expanded shape; with no index tensors, `final` is the shape with the dimensions of plain integers gone.
+    `axes` of the expanded shape; without index tensors, `final` is the shape with the dimensions of plain ints gone.
     """
 
     def __init__(self, x: Tensor, key: Any) -> None:
@@ -285,7 +285,8 @@ def _check_item(x: Tensor, item: Any) -> Any:
         return operator.index(item)
     except TypeError:
         raise IndexingError(
-            f"indexing: expected an int, a slice, None, ..., or a tensor of integers, not {type(item).__name__} {item!r}"
+            "indexing: expected an int, a slice, None, ..., or a tensor of integers, "
+            f"not {type(item).__name__} {item!r}"
         ) from None
 
 

@@ -201,6 +201,8 @@ def concat(arrays: Sequence[Tensor], /, *, axis: int | None = 0) -> Tensor:
 
 def stack(arrays: Sequence[Tensor], /, *, axis: int = 0) -> Tensor:
     """Tensors of one shape joined along a new axis."""
+    if not arrays:
+        raise ArgumentError("stack: expected at least one tensor, got none")
     parts = [creation.to_tensor("stack", a) for a in arrays]
     if len({p.shape for p in parts}) > 1:
         raise ShapeError(f"stack: all shapes must be equal, but they are {' and '.join(str(p.shape) for p in parts)}")

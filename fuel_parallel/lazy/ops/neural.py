@@ -132,13 +132,50 @@ def embedding(indices: Tensor, table: Tensor, /) -> Tensor:
     return indexing.take(table, indices, axis=0)
 
 
+def _pick_kernel(xp: Any, x: Any, index: Any) -> Any:
+    return xp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
+
+
+def _unpick_kernel(xp: Any, g: Any, index: Any, classes: int) -> Any:
+    result = xp.zeros((g.size, classes), dtype=g.dtype)
+    result[xp.arange(g.size), index.reshape(-1)] = g.reshape(-1)
+    return result.reshape(*g.shape, classes)
+
+
+PICK = define(
+    Op(
+        "pick",
+        infer=lambda x, index: Spec(index.shape, x.dtype, x.device),
+        kernel=_pick_kernel,
+        vjp=(
+            lambda g, y, x, index: Tensor(apply(UNPICK, (g.node, index.node), x.shape[-1])),
+            lambda g, y, x, index: None,
+        ),
+    )
+)
+UNPICK = define(
+    Op(
+        "unpick",
+        infer=lambda g, index, classes: Spec((*g.shape, classes), g.dtype, g.device),
+        kernel=_unpick_kernel,
+        vjp=(lambda h, y, g, index, classes: pick(h, index), lambda h, y, g, index, classes: None),
+        attr_names=("classes",),
+    )
+)
+
+
+def pick(x: Tensor, index: Tensor, /) -> Tensor:
+    """For each integer of `index` [...] that element of the last dimension of `x` [..., classes]."""
+    return Tensor(apply(PICK, (x.node, index.node)))
+
+
 def cross_entropy(
     logits: Tensor, targets: Tensor, /, *, ignore_index: int | None = None, reduction: str = "mean"
 ) -> Tensor:
     """The negative log-likelihood of integer `targets` [...] under `logits` [..., classes].
 
-    Targets equal to `ignore_index` count for nothing: `mean` divides by the number of the others (the loss is 0 if there
-    are none). `reduction` is 'mean', 'sum' or 'none'.
+    Targets equal to `ignore_index` count for nothing: `mean` divides by the number of the others (the loss is 0 if
+    there are none). `reduction` is 'mean', 'sum' or 'none'.
 
     >>> round(cross_entropy(creation.zeros((2, 4)), creation.asarray([0, 3])).item(), 4)
     1.3863
@@ -154,8 +191,7 @@ def cross_entropy(
         raise ArgumentError(f"cross_entropy: reduction is 'mean', 'sum' or 'none', not {reduction!r}")
     kept = None if ignore_index is None else targets != ignore_index
     safe = targets if kept is None else binary.where(kept, targets, 0)
-    chosen = indexing.take_along_axis(log_softmax(logits), manipulation.expand_dims(safe, axis=-1))
-    losses = -manipulation.squeeze(chosen, axis=-1)
+    losses = -pick(log_softmax(logits), safe)
     if kept is not None:
         losses = binary.where(kept, losses, 0.0)
     if reduction == "none":
@@ -183,8 +219,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(query @ key.T * scale) @ value (Vaswani et al., 2017, arXiv:1706.03762).
 
-    `query` is [..., heads, q, dim], `key` [..., kv heads, k, dim], `value` [..., kv heads, k, value dim]; `heads` is a
-    multiple of `kv heads` and each key head serves a group of neighbouring query heads (Ainslie et al., 2023,
+    `query` is [..., heads, q, dim], `key` [..., kv heads, k, dim], `value` [..., kv heads, k, value dim]; `heads` is
+    a multiple of `kv heads` and each key head serves a group of neighbouring query heads (Ainslie et al., 2023,
     arXiv:2305.13245). `causal`: query i sees keys up to i + k - q, so that the last query sees all. `mask` broadcasts to
     [..., heads, q, k]: bool (True is seen) or floating (added). A query that sees nothing gives zeros. `scale` is
     1 / sqrt(dim) by default.

@@ -257,6 +257,8 @@ ARGMIN = _position("argmin")
 
 def _apply_position(op: Op, x: Tensor, axis: int | None, keepdims: builtins.bool) -> Tensor:
     if axis is None:
+        if not x.size:
+            raise ShapeError(f"{op.name}: cannot search a tensor without elements (shape {x.shape})")
         found = Tensor(apply(op, (manipulation.reshape(x, (-1,)).node,), 0, False))
         return manipulation.reshape(found, (1,) * x.ndim) if keepdims else found
     return Tensor(apply(op, (x.node,), normalize_axis(op.name, axis, x.ndim), bool(keepdims)))
