@@ -77,7 +77,8 @@ class Op:
     `vjp` has for each input a function `(g, y, *inputs, *attrs) -> cotangent of that input`, built of lazy tensors, so
     that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO` says that
     the derivative is zero wherever it exists, `None` that the op has no gradient.
-    A variadic op takes its inputs as one tuple in all three.
+    A variadic op takes its inputs as one tuple in all three. `elementwise` ops compute each element of the result from the
+    elements at its place in the inputs, broadcast; `ufunc` names the numpy function that does it, if there is one.
     """
 
     name: str
@@ -87,6 +88,8 @@ class Op:
     variadic: bool = False
     crosses_ranks: bool = False
     has_effect: bool = False
+    elementwise: bool = False
+    ufunc: str = ""
     attr_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:

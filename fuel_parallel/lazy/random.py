@@ -52,6 +52,16 @@ def philox_words(key: Any, position: int, count: int) -> np.ndarray[Any, np.dtyp
     return raw[lane:]
 
 
+_DIGITS = {dtypes.float64: 53, dtypes.float32: 24, dtypes.float16: 11, dtypes.bfloat16: 8}
+
+
+def _unit_interval(bits: Any, dtype: dtypes.DType) -> Any:
+    """Numbers of [0, 1) from the top bits, as many as the dtype has digits: none is rounded up to 1."""
+    digits = _DIGITS[dtype]
+    wide = dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
+    return ((bits >> np.uint64(64 - digits)).astype(wide) * wide.type(2.0**-digits)).astype(dtype, copy=False)
+
+
 RANDOM_BITS = define(
     Op(
         "random_bits",
@@ -64,13 +74,8 @@ RANDOM_BITS = define(
 RANDOM_UNIFORM = define(
     Op(
         "random_uniform",
-        # The top 24 bits make a float32 in [0, 1), the top 53 a float64.
         infer=lambda bits, dtype: Spec(bits.shape, dtype, bits.device),
-        kernel=lambda xp, bits, dtype: (
-            (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-            if dtype == np.float64
-            else (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-        ),
+        kernel=lambda xp, bits, dtype: _unit_interval(bits, dtype),
         vjp=ZERO,
         attr_names=("dtype",),
     )
@@ -113,12 +118,10 @@ class Generator:
         return Tensor(apply(RANDOM_BITS, (key.node,), extents, whole, first))
 
     def uniform(self, shape: Any, low: float = 0.0, high: float = 1.0, *, dtype: Any = None, **window: Any) -> Tensor:
-        """Uniform on [low, high)."""
+        """Uniform on [low, high); where the dtype cannot tell a number from `high`, rounding may give `high` itself."""
         wanted = _float_dtype("uniform", dtype)
-        wide = dtypes.float64 if wanted == dtypes.float64 else dtypes.float32
-        unit = Tensor(apply(RANDOM_UNIFORM, (self.bits(shape, **window).node,), wide))
-        scaled = unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low
-        return creation.astype(scaled, wanted)
+        unit = Tensor(apply(RANDOM_UNIFORM, (self.bits(shape, **window).node,), wanted))
+        return unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low
 
     def normal(self, shape: Any, mean: float = 0.0, std: float = 1.0, *, dtype: Any = None, **window: Any) -> Tensor:
         """Normally distributed (Box and Muller, 1958: two uniforms make one value, so that each has its own place)."""

@@ -7,16 +7,16 @@ from typing import Any
 
 from fuel_parallel.backends import backend_of
 from fuel_parallel.errors import FuelError, RealizeError
-from fuel_parallel.lazy.node import describe_line
+from fuel_parallel.lazy.node import Node, describe_line
 from fuel_parallel.runtime.plan import Plan, Step
 
 
-def execute(plan: Plan, leaves: list[Any]) -> list[Any]:
-    """The values of all slots after the run; those that died are None.
+def execute(plan: Plan, leaves: list[Any], computed: list[Node]) -> list[Any]:
+    """The values of the plan's outputs. `computed` are the nodes that the plan stands for, for messages.
 
     Raises `RealizeError` with the op and the script's line when a kernel fails.
     """
-    values = leaves + [None] * len(plan.steps)
+    values = [*leaves, *plan.constants, *[None] * len(plan.steps)]
     device = ""
     with ExitStack() as active:
         for step in plan.steps:
@@ -35,15 +35,15 @@ def execute(plan: Plan, leaves: list[Any]) -> list[Any]:
             except FuelError:
                 raise
             except Exception as reason:
-                raise _failure(step, arguments, reason) from reason
+                raise _failure(step, arguments, computed[step.origin], reason) from reason
             for slot in step.dies:
                 values[slot] = None
-    return values
+    return [values[slot] for slot in plan.outputs]
 
 
-def _failure(step: Step, arguments: list[Any], reason: Exception) -> RealizeError:
+def _failure(step: Step, arguments: list[Any], node: Node, reason: Exception) -> RealizeError:
     inputs = ", ".join(f"{a.dtype.name}{list(a.shape)}" if hasattr(a, "dtype") else str(a) for a in arguments)
     what = f"{step.op.name}({inputs}) -> {step.spec} failed: {type(reason).__name__}: {reason}"
     if isinstance(reason, MemoryError):
         what += f" (the result alone needs {step.spec.nbytes / 2**20:.0f} MiB)"
-    return RealizeError(f"{what}\n  built at {describe_line(step.line)}")
+    return RealizeError(f"{what}\n  built at {describe_line(node.line)}")

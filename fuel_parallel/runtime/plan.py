@@ -1,22 +1,28 @@
 """The plan: which kernels run, in which order, and when each value is let go.
 
-A plan is made from the graph alone and holds no values, so that it can be printed, compared, and kept. Slots stand for
-values: first the leaves, then one for each step. Steps are in the order in which the script built their nodes, which is
-a topological order and keeps collectives in the order of the script.
+A plan is made from the graph alone and holds no values but constants, so that it can be printed, compared, and kept: two
+steps of a training loop have equal graphs and one plan. Slots stand for values: leaves, constants, then one for each step.
+Steps keep the order in which the script built their nodes as far as the passes leave it, and always for collectives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fuel_parallel.lazy.node import Attrs, Line, Node, Op, Spec, topological
+from fuel_parallel.lazy.node import Attrs, Op, Spec
+from fuel_parallel.runtime import passes
+from fuel_parallel.runtime.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One kernel: reads the slots `inputs`, writes `output`, then lets go of the slots `dies`."""
+    """One kernel: reads the slots `inputs`, writes `output`, then lets go of the slots `dies`.
+
+    `origin` is the place of the node it comes from among the computed nodes, for messages.
+    """
 
     op: Op
     inputs: tuple[int, ...]
@@ -24,7 +30,7 @@ class Step:
     output: int
     dies: tuple[int, ...]
     spec: Spec
-    line: Line | None
+    origin: int
 
     @property
     def kernel(self) -> Callable[..., Any]:
@@ -34,14 +40,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps over slots. Slots 0 to `leaves` - 1 are filled before the run."""
+    """Steps over slots. `outputs` are the slots of the graph's outputs, in its order."""
 
-    steps: tuple[Step, ...]
     leaves: int
-    outputs: frozenset[int]
+    constants: tuple[Any, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
 
     def __str__(self) -> str:
-        lines = [f"plan: {self.leaves} leaves, {len(self.steps)} steps, {len(self.outputs)} outputs"]
+        counts = f"{self.leaves} leaves, {len(self.constants)} constants, {len(self.steps)} steps"
+        lines = [f"plan: {counts}, {len(self.outputs)} outputs"]
         for step in self.steps:
             inputs = ", ".join(f"%{i}" for i in step.inputs)
             dies = f"   lets go of {', '.join(f'%{i}' for i in step.dies)}" if step.dies else ""
@@ -49,25 +57,45 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(roots: Sequence[Node]) -> tuple[Plan, list[Node]]:
-    """The plan that computes `roots`, and the node of each slot. Nodes that no root needs are not in it.
-
-    Values of collectives stay to the end, since a collective runs once and somebody else may hold its node.
-    """
-    needed = topological(roots)
-    leaves = [node for node in needed if node.value is not None]
-    computed = [node for node in needed if node.value is None]
-    slots = [*leaves, *computed]
-    slot_of = {node: slot for slot, node in enumerate(slots)}
-    collectives = [node for node in computed if node.op.crosses_ranks]
-    outputs = frozenset(slot_of[node] for node in (*roots, *collectives))
-    last_use = {slot_of[i]: node for node in computed for i in node.inputs}
+def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
+    """The plan of a graph, after the named passes."""
+    graph = passes.optimize(graph, pass_names)
+    last_use = {v: n for n, i in enumerate(graph.instructions) for v in i.inputs}
+    kept = set(graph.outputs)
     steps = []
-    for node in computed:
-        inputs = tuple(slot_of[i] for i in node.inputs)
-        output = slot_of[node]
-        dies = {slot for slot in inputs if last_use[slot] is node and slot not in outputs}
-        if output not in last_use and output not in outputs:
+    for n, i in enumerate(graph.instructions):
+        output = graph.first + n
+        dies = {v for v in i.inputs if last_use[v] == n and v not in kept}
+        if output not in last_use and output not in kept:
             dies.add(output)
-        steps.append(Step(node.op, inputs, node.attrs, output, tuple(sorted(dies)), node.spec, node.line))
-    return Plan(tuple(steps), len(leaves), outputs), slots
+        steps.append(Step(i.op, i.inputs, i.attrs, output, tuple(sorted(dies)), i.spec, i.origin))
+    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs)
+
+
+class PlanCache:
+    """Plans by the structure of their graph and the passes that are on; the least recently used ones are dropped."""
+
+    def __init__(self, capacity: int = 256) -> None:
+        self.capacity = capacity
+        self.made = 0
+        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+
+    def plan_for(self, graph: Graph) -> Plan:
+        """The plan of an equal graph, made now if there is none."""
+        key = (graph, passes.enabled())
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = make_plan(graph, passes.enabled())
+            self.made += 1
+            self._plans[key] = plan
+            while len(self._plans) > self.capacity:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(key)
+        return plan
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+
+plans = PlanCache()

@@ -9,7 +9,8 @@ from fuel_parallel.lazy import effects
 from fuel_parallel.lazy.node import History, Node
 from fuel_parallel.lazy.tree import tensors_of
 from fuel_parallel.runtime.execute import execute
-from fuel_parallel.runtime.plan import make_plan
+from fuel_parallel.runtime.graph import trace
+from fuel_parallel.runtime.plan import plans
 
 
 def realize(*things: Any) -> None:
@@ -54,15 +55,16 @@ def _newest_collective(roots: list[Node]) -> int:
 
 
 def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
-    plan, slots = make_plan(roots)
-    values = execute(plan, [node.value for node in slots[: plan.leaves]])
-    # A variable ends here: for what was computed from it, it is a leaf.
-    leaves = [node for node in slots if not node.inputs or node in state]
-    history = History.of(leaves) if targets - state else None
-    for slot, node in enumerate(slots):
-        if node in targets and node.value is None:
-            settled = backend_of(node.spec.device).settle(values[slot])
-            node.release(settled, None if node in state else history)
-        elif node.op.crosses_ranks and node.value is None:
+    graph, leaves, computed = trace(roots)
+    plan = plans.plan_for(graph)
+    values = execute(plan, [node.value for node in leaves], computed)
+    history: History | None = None
+    for number, value in zip(graph.outputs, values, strict=True):
+        node = computed[number - len(leaves)]
+        if node not in targets:
             # A collective runs once: whoever still holds the node finds its value.
-            node.value = values[slot]
+            node.value = value
+            continue
+        if node not in state and history is None:
+            history = History.of([*leaves, *[n for n in computed if not n.inputs]])
+        node.release(backend_of(node.spec.device).settle(value), None if node in state else history)

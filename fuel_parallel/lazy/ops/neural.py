@@ -221,9 +221,9 @@ def scaled_dot_product_attention(
 
     `query` is [..., heads, q, dim], `key` [..., kv heads, k, dim], `value` [..., kv heads, k, value dim]; `heads` is
     a multiple of `kv heads` and each key head serves a group of neighbouring query heads (Ainslie et al., 2023,
-    arXiv:2305.13245). `causal`: query i sees keys up to i + k - q, so that the last query sees all. `mask` broadcasts to
-    [..., heads, q, k]: bool (True is seen) or floating (added). A query that sees nothing gives zeros. `scale` is
-    1 / sqrt(dim) by default.
+    arXiv:2305.13245). `causal`: query i sees keys up to i + k - q, so that the last query sees all. `mask` broadcasts
+    to [..., heads, q, k]: bool (True is seen) or floating (added). A query to which `causal` or a bool mask leaves no
+    key gives zeros. `scale` is 1 / sqrt(dim) by default.
     """
     groups = _check_attention(query, key, value)
     heads, q, dim = query.shape[-3:]

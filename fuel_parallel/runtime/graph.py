@@ -1,0 +1,141 @@
+"""The graph as the passes see it: instructions over numbered values, without any data.
+
+Values are numbered: first the leaves, then one for each instruction, in an order in which inputs come before their use.
+A graph is immutable; a pass reads one and builds another with a `Builder`. Two steps of a training loop have equal
+graphs, which is what the plan cache is keyed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuel_parallel.lazy.node import Attrs, Node, Op, Spec, topological
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One op on numbered values. `origin` is the place of the node it comes from among the computed nodes."""
+
+    op: Op
+    inputs: tuple[int, ...]
+    attrs: Attrs
+    spec: Spec
+    origin: int = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Leaves, then constants, then instructions; `outputs` are the values that must survive, in the caller's order."""
+
+    leaves: tuple[Spec, ...]
+    constants: tuple[Any, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        """The number of the first instruction's value."""
+        return len(self.leaves) + len(self.constants)
+
+    def specs(self) -> list[Spec]:
+        """The spec of each value."""
+        constants = [Spec(c.shape, c.dtype) for c in self.constants]
+        return [*self.leaves, *constants, *(i.spec for i in self.instructions)]
+
+    def consumers(self) -> list[list[int]]:
+        """For each value the positions of the instructions that read it (once for each time)."""
+        readers: list[list[int]] = [[] for _ in range(self.first + len(self.instructions))]
+        for position, instruction in enumerate(self.instructions):
+            for value in instruction.inputs:
+                readers[value].append(position)
+        return readers
+
+    def __str__(self) -> str:
+        lines = [f"graph: {len(self.leaves)} leaves, {len(self.constants)} constants"]
+        for number, i in enumerate(self.instructions, self.first):
+            lines.append(f"  %{number} = {i.op.name}({', '.join(f'%{v}' for v in i.inputs)}) : {i.spec}")
+        return "\n".join([*lines, f"  outputs: {', '.join(f'%{v}' for v in self.outputs)}"])
+
+
+class Builder:
+    """Makes the graph that replaces another one. `at[v]` is the new number of the old value v."""
+
+    def __init__(self, old: Graph) -> None:
+        self.old = old
+        self.constants: list[Any] = list(old.constants)
+        self.instructions: list[Instruction] = []
+        # Instruction values are negative until the number of constants is known: -1 is the first.
+        self.at: list[int] = [*range(old.first)]
+
+    def constant(self, value: Any) -> int:
+        """A new constant; returns its number."""
+        self.constants.append(value)
+        return len(self.old.leaves) + len(self.constants) - 1
+
+    def add(self, op: Op, inputs: Sequence[int], attrs: Attrs, spec: Spec, origin: int) -> int:
+        """A new instruction on new numbers; returns its number."""
+        self.instructions.append(Instruction(op, tuple(inputs), attrs, spec, origin))
+        return -len(self.instructions)
+
+    def keep(self, instruction: Instruction) -> int:
+        """An old instruction, on the new numbers of its inputs."""
+        i = instruction
+        return self.add(i.op, [self.at[v] for v in i.inputs], i.attrs, i.spec, i.origin)
+
+    def finish(self) -> Graph:
+        """The new graph, without instructions that nobody needs."""
+        first = len(self.old.leaves) + len(self.constants)
+
+        def number(value: int) -> int:
+            return value if value >= 0 else first - value - 1
+
+        instructions = [
+            Instruction(i.op, tuple(number(v) for v in i.inputs), i.attrs, i.spec, i.origin) for i in self.instructions
+        ]
+        outputs = tuple(number(self.at[v]) for v in self.old.outputs)
+        return without_dead(Graph(self.old.leaves, tuple(self.constants), tuple(instructions), outputs))
+
+
+def trace(roots: Sequence[Node]) -> tuple[Graph, list[Node], list[Node]]:
+    """The graph below `roots`, the leaf nodes, and the computed nodes. Outputs are the roots, then all collectives.
+
+    Values of collectives are outputs since a collective runs once and somebody else may hold its node.
+    """
+    needed = topological(roots)
+    leaves = [node for node in needed if node.value is not None]
+    computed = [node for node in needed if node.value is None]
+    number = {node: i for i, node in enumerate(leaves)}
+    number.update({node: i for i, node in enumerate(computed, len(leaves))})
+    instructions = tuple(
+        Instruction(node.op, tuple([number[i] for i in node.inputs]), node.attrs, node.spec, origin)
+        for origin, node in enumerate(computed)
+    )
+    outputs = tuple(dict.fromkeys(number[n] for n in (*roots, *[n for n in computed if n.op.crosses_ranks])))
+    return Graph(tuple([node.spec for node in leaves]), (), instructions, outputs), leaves, computed
+
+
+def without_dead(graph: Graph) -> Graph:
+    """The graph without instructions and constants that no output needs."""
+    specs = graph.specs()
+    first = graph.first
+    needed = set(graph.outputs)
+    for number in range(first + len(graph.instructions) - 1, first - 1, -1):
+        if number in needed:
+            needed.update(graph.instructions[number - first].inputs)
+    if len(needed) == len(specs):
+        return graph
+    leaves = len(graph.leaves)
+    order = [n for n in range(len(specs)) if n < leaves or n in needed]
+    at = {old: new for new, old in enumerate(order)}
+    return Graph(
+        graph.leaves,
+        tuple(c for n, c in enumerate(graph.constants, leaves) if n in needed),
+        tuple(
+            Instruction(i.op, tuple(at[v] for v in i.inputs), i.attrs, i.spec, i.origin)
+            for n, i in enumerate(graph.instructions, first)
+            if n in needed
+        ),
+        tuple(at[v] for v in graph.outputs),
+    )
