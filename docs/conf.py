@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -35,9 +34,8 @@ def write_reference(app: Any) -> None:
     parts = [one.name for one in pkgutil.iter_modules(fuel_parallel.__path__)]
     pages = {"fuel_parallel": "fuel_parallel", **{part: f"fuel_parallel.{part}" for part in parts}}
     for page, module in pages.items():
-        # `fuel_parallel.partition` is a function as well as the module that holds it: only the function is indexed.
-        hidden = hasattr(importlib.import_module(module), page)
-        options = [":members:", ":show-inheritance:", *([":no-index:"] if hidden else [])]
+        # What `fuel_parallel` offers is indexed where it comes from.
+        options = [":members:", ":show-inheritance:", *([":no-index:"] if page == module else [])]
         text = [module, "=" * len(module), "", f".. automodule:: {module}", *(f"   {option}" for option in options), ""]
         (folder / f"{page}.rst").write_text("\n".join(text))
 

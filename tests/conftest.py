@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if rank:
         config.get_terminal_writer()._file = Unheard(rank)
     if size is not None and config.getoption("--with-mpi"):
+        for plugin in config.pluginmanager.get_plugins():
+            if type(plugin).__name__ == "MPIPlugin":
+                plugin._is_testing_mpi = False  # see `pytest_report_header`
         config.pluginmanager.register(Lockstep(size, config.getoption("--mpi-record")), "lockstep")
 
 
@@ -89,12 +93,15 @@ class Lockstep:
     """Takes all ranks through the same tests, with the same outcomes."""
 
     def __init__(self, size: int, record: str | None) -> None:
-        from mpi4py import MPI
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # mpi4py's own word on a foreign mpiexec; ours is an error, below
+            from mpi4py import MPI
 
+        self.library = " ".join(MPI.Get_library_version().strip("\0").splitlines()[0].split())
         if size != MPI.COMM_WORLD.size:
             raise pytest.UsageError(
-                f"the launcher started {size} ranks, but MPI ({MPI.Get_library_version().splitlines()[0]}) sees "
-                f"{MPI.COMM_WORLD.size}: start the tests with the mpiexec that belongs to this MPI"
+                f"the launcher started {size} ranks, but MPI ({self.library}) sees {MPI.COMM_WORLD.size}: "
+                "start the tests with the mpiexec that belongs to this MPI"
             )
         self.MPI = MPI
         self.comm = MPI.COMM_WORLD.Dup()
@@ -119,6 +126,10 @@ class Lockstep:
     def end_job(self, why: str) -> None:
         tell(self.rank, why)
         self.MPI.COMM_WORLD.Abort(1)
+
+    def pytest_report_header(self) -> str:
+        # In place of pytest-mpi's section at the end, which has a NUL byte in the name of the library.
+        return f"MPI: {self.comm.size} ranks, {self.library}"
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

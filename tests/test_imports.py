@@ -176,7 +176,8 @@ def test_setup_lists_every_package() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     folders = {name if path.name == "__init__.py" else name.rpartition(".")[0] for name, path in MODULES.items()}
-    assert set(setup["options"]["packages"].split()) == folders
+    listed = set(setup["options"]["packages"].split())
+    assert listed == folders, "setup.cfg must list every package, or a regular install lacks it"
     assert {name for name, path in MODULES.items() if path.name == "__init__.py"} == folders
 
 
