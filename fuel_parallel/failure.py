@@ -61,6 +61,7 @@ class _Rank:
 
 
 _this_rank: _Rank | None = None
+_ending = False  # a failure of one thread is not taken back by the good end of another
 
 
 def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to: Path | None = None) -> None:
@@ -102,7 +103,7 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
     Written to `rank-R.json` in the job directory, whole or not at all; where nobody watches nothing is written.
     """
     me = _me()
-    if me.record_to is None or not _is_this_rank():
+    if me.record_to is None or not _is_this_rank() or (_ending and code == 0):
         return False
     record = {
         "rank": me.rank,
@@ -142,12 +143,14 @@ def exit_code(error: BaseException) -> int:
 
 def end_rank(error: BaseException) -> NoReturn:
     """Report `error` and end this rank, and with it the job. Does not return and runs no `finally` or `atexit`."""
+    global _ending
     code = exit_code(error)
     if not _is_this_rank():  # a forked child speaks for itself only
         if not isinstance(error, SystemExit):
             sys.__excepthook__(type(error), error, error.__traceback__)
         _flush()
         os._exit(code)
+    _ending = code != 0
     _flush()
     if code != 0 and _me().world_size != 1:
         # MPI_Init waits for all other ranks and MPI_Abort for the launcher: neither may keep this rank alive.

@@ -68,14 +68,14 @@ class Script:
             facts = {"__spec__": spec, "__package__": spec.parent, "__loader__": spec.loader}
             folder = os.getcwd()
         else:
-            code, spec, file = self._compile_script(), None, self.name
+            code, spec, file = self._compile_script(), None, self._path()
             loader = importlib.machinery.SourceFileLoader("__main__", file)
             facts = {"__spec__": None, "__package__": None, "__loader__": loader}
             folder = str(Path(file).resolve().parent)
         main = ModuleType("__main__")
         main.__dict__.update({"__file__": file, "__cached__": spec.cached if spec else None, **facts})
         sys.modules["__main__"] = main
-        sys.argv[:] = [file, *self.arguments]
+        sys.argv[:] = [file if self.module else self.name, *self.arguments]
         if "PYTHONSAFEPATH" not in os.environ and not self.module:
             sys.path[0] = folder  # where this process was started from stands there so far
         exec(code, main.__dict__)
@@ -92,7 +92,11 @@ class Script:
             raise LaunchError(f"there is no script '{self.name}' in {os.getcwd()}{_similar(path)}") from None
         except OSError as error:
             raise LaunchError(f"cannot read the script '{self.name}': {error.strerror}") from None
-        return _compile(source, self.name)
+        return _compile(source, self._path())
+
+    def _path(self) -> str:
+        """Absolute, as in Python: tracebacks find the source after an `os.chdir` too."""
+        return os.path.join(os.getcwd(), self.name)
 
 
 def _compile(source: bytes, name: str) -> CodeType:

@@ -40,7 +40,7 @@ def test_an_exception_is_one_tagged_traceback_and_ends_all_ranks(fuelrun) -> Non
     assert done.returncode == 1
     assert first.startswith("[rank 1/2 ")
     assert first.endswith("] Traceback (most recent call last):")
-    assert rest[0] == '  File "script.py", line 4, in <module>'
+    assert rest[0] == f'  File "{fuelrun.folder}/script.py", line 4, in <module>'
     assert rest[-2:] == ["ValueError: no such layer", "fuelrun: rank 1 of 2 failed: ValueError: no such layer"]
     assert len(done.stderr.splitlines()) <= 6
 
@@ -88,9 +88,20 @@ def test_mpi_abort_in_a_script_keeps_its_code(fuelrun) -> None:
     assert "called MPI_Abort(7)" in done.stderr
 
 
+THREAD = "import threading\nif rank == 1: threading.Thread(target=lambda: 1 / 0).start()\n"
+
+
 def test_an_exception_in_a_thread_ends_all_ranks(fuelrun) -> None:
-    thread = "import threading\nif rank == 1: threading.Thread(target=lambda: 1 / 0).start()\nworld.Barrier()"
+    thread = (
+        "import threading\nif rank == 1: threading.Thread(target=lambda: 1 / 0).start()\nworld.recv(source=1 - rank)"
+    )
     done = ends(fuelrun, UP + thread)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_thread_that_fails_is_not_forgotten_when_the_script_ends_well(fuelrun) -> None:
+    done = ends(fuelrun, UP + THREAD + "world.Barrier()")
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
 
