@@ -103,9 +103,9 @@ def trace(roots: Sequence[Node]) -> tuple[Graph, list[Node], list[Node]]:
 
     Values of collectives are outputs since a collective runs once and somebody else may hold its node.
     """
-    needed = topological(roots)
-    leaves = [node for node in needed if node.value is not None]
-    computed = [node for node in needed if node.value is None]
+    computed = [node for node in topological(roots) if node.value is None]
+    # Leaves are numbered by their first use: their age differs from step to step, their use does not.
+    leaves = list(dict.fromkeys([i for node in computed for i in node.inputs if i.value is not None]))
     number = {node: i for i, node in enumerate(leaves)}
     number.update({node: i for i, node in enumerate(computed, len(leaves))})
     instructions = tuple(

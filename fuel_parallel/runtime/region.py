@@ -96,7 +96,6 @@ BLOCK_KERNELS: dict[str, Callable[..., Any]] = {
     "pick": _pick,
     "unpick": _unpick,
     "reshape": _same,
-    "broadcast_to": _same,
     "softmax": lambda xp, x, axis: _softmax(xp, x, 1),
     "log_softmax": lambda xp, x, axis: _log_softmax(xp, x, 1),
 }
@@ -206,7 +205,7 @@ def _calls(xp: Any, program: Program, block_rows: int) -> list[Call]:
             owned[register] = ((operation.dtype, width), scratch)
         elif operation.op.name in _MAY_ALIAS:
             aliases[register] = aliases.get(operation.inputs[0], operation.inputs[0])
-        calls.append(_call(xp, operation, scratch, writes))
+        calls.append(_call(xp, operation, program.columns, scratch, writes))
         for value in {aliases.get(v, v) for v in operation.inputs}:
             living = max((last_use.get(r, -1) for r in (value, *[a for a, s in aliases.items() if s == value])))
             if living <= position and value in owned:
@@ -228,7 +227,7 @@ _MAY_ALIAS = ("reshape", "broadcast_to", "positive", "real", "floor", "ceil", "t
 """Operations whose kernel may give back its input: the input's scratch must live as long."""
 
 
-def _call(xp: Any, operation: Operation, scratch: Any, writes: bool) -> Call:
+def _call(xp: Any, operation: Operation, columns: int, scratch: Any, writes: bool) -> Call:
     op, inputs, attrs = operation.op, operation.inputs, operation.attrs
     if operation.extent in (Extent.COLUMN_SUM, Extent.TOTAL):
         return _accumulate(inputs[0], operation)
@@ -245,9 +244,13 @@ def _call(xp: Any, operation: Operation, scratch: Any, writes: bool) -> Call:
 
         return write
     kernel = BLOCK_KERNELS.get(op.name, op.kernel)
+    spreads = op.name == "broadcast_to"
 
     def compute(registers: list[Any], n: int, targets: Any, start: int, stop: int) -> Any:
-        result = kernel(xp, *[registers[v] for v in inputs], *attrs)
+        if spreads:
+            result = xp.broadcast_to(registers[inputs[0]], (n, columns))
+        else:
+            result = kernel(xp, *[registers[v] for v in inputs], *attrs)
         for out in targets or ():
             out[start:stop] = result
         return result

@@ -72,7 +72,10 @@ def _reshape(view: _View, i: Instruction) -> int | None:
     if view.spec(source) is i.spec:
         return source
     inner = view.made_by(source, "reshape")
-    return None if inner is None else view.replace(i, "reshape", inner.inputs, *i.attrs)
+    if inner is None:
+        return None
+    same = view.spec(inner.inputs[0]) is i.spec
+    return inner.inputs[0] if same else view.replace(i, "reshape", inner.inputs, *i.attrs)
 
 
 def _permute(view: _View, i: Instruction) -> int | None:

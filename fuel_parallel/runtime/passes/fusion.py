@@ -182,7 +182,7 @@ def _lay(i: Instruction, spec: Spec, specs: list[Spec], group: _Group) -> Laid |
     if name == "broadcast_to":
         if source in known and _is_full(spec.shape, group):
             laid = _against(shape, spec.shape, known.get(source), group)
-            return None if laid is None or laid[0] is Extent.PERIODIC else (laid[0], {source: laid})
+            return None if laid is None or laid[0] is Extent.PERIODIC else (Extent.FULL, {source: laid})
         return None
     if name == "unpick":
         index = known.get(i.inputs[1]) or (Extent.ROW if math.prod(specs[i.inputs[1]].shape) == group.rows else None)

@@ -1,0 +1,200 @@
+"""Passes change how a graph is computed, not what it computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fuel_parallel as fp
+import fuel_parallel.lazy as ft
+from fuel_parallel.errors import ArgumentError
+from fuel_parallel.runtime import passes
+from fuel_parallel.runtime.execute import execute
+from fuel_parallel.runtime.graph import trace
+from fuel_parallel.runtime.plan import PlanCache, make_plan, plans
+
+ALL = tuple(passes.PASSES)
+
+
+def computed(tensors, names):
+    """The values of the tensors under the named passes; the tensors stay lazy."""
+    graph, leaves, nodes = trace([t.node for t in tensors])
+    plan = make_plan(graph, names)
+    values = dict(zip(graph.outputs, execute(plan, [n.value for n in leaves], nodes), strict=True))
+    number = {node: i for i, node in enumerate([*leaves, *nodes])}
+    return [np.asarray(values[number[t.node]]) for t in tensors]
+
+
+def ops_under(tensors, names):
+    graph, _, _ = trace([t.node for t in tensors])
+    return [step.op.name for step in make_plan(graph, names).steps]
+
+
+UNARY = [ft.negative, ft.exp, ft.tanh, ft.square, ft.abs, ft.relu, ft.sigmoid, ft.gelu, ft.floor, lambda x: x * 1]
+BINARY = [ft.add, ft.subtract, ft.multiply, ft.maximum, lambda a, b: ft.where(a > b, a, b), lambda a, b: a / (1 + b * b)]
+ROWS = [
+    ft.softmax,
+    ft.log_softmax,
+    ft.layer_norm,
+    ft.rms_norm,
+    lambda x: x - ft.mean(x, axis=-1, keepdims=True),
+    lambda x: x / (1 + ft.abs(ft.sum(x, axis=-1, keepdims=True))),
+    lambda x: x + ft.reshape(ft.max(x, axis=-1), (*x.shape[:-1], 1)),
+    lambda x: ft.reshape(ft.reshape(x, (-1, x.shape[-1])) + 1, x.shape),
+    lambda x: ft.expand_dims(ft.sum(x, axis=-1) * 2, axis=-1) + x,
+    lambda x: ft.concat(ft.split(x, 2, axis=-1), axis=-1),
+    lambda x: ft.permute_dims(ft.permute_dims(x, (1, 0, 2)), (1, 0, 2)),
+    lambda x: ft.matrix_transpose(ft.matrix_transpose(x) * 2),
+]
+ENDS = [
+    lambda x: x,
+    lambda x: ft.sum(x, axis=(0, 1)),
+    lambda x: ft.sum(x),
+    lambda x: ft.sum(x, axis=-1),
+    lambda x: ft.mean(ft.cross_entropy(x, ft.argmax(x, axis=-1), reduction="none")),
+]
+SHAPE = (5, 7, 96)
+
+
+@st.composite
+def random_graphs(draw):
+    """Tensors of a random graph over one shape, with operands that are broadcast in every way."""
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    shapes = [SHAPE, SHAPE, (96,), (5, 7, 1), (1,), (7, 96), (7, 1), (5, 1, 96), ()]
+    pool = [ft.asarray(rng.uniform(-2, 2, size=shape)) for shape in shapes]
+    whole = [0, 1]
+    for _ in range(draw(st.integers(2, 14))):
+        a = pool[draw(st.sampled_from(whole))]
+        kind = draw(st.integers(0, 2))
+        if kind == 0:
+            made = draw(st.sampled_from(UNARY))(a)
+        elif kind == 1:
+            b = pool[draw(st.integers(0, len(pool) - 1))]
+            made = draw(st.sampled_from(BINARY))(a, b)
+        else:
+            made = draw(st.sampled_from(ROWS))(a)
+        made = ft.clip(made, -50.0, 50.0)
+        pool.append(made)
+        whole.append(len(pool) - 1)
+    chosen = draw(st.lists(st.sampled_from(whole[2:]), min_size=1, max_size=3, unique=True))
+    ends = [draw(st.sampled_from(ENDS))(pool[i]) for i in chosen]
+    if draw(st.booleans()):
+        loss = sum((ft.sum(ft.tanh(e)) for e in ends), ft.asarray(0.0, dtype=ft.float64))
+        ends += ft.grad(loss, pool[: len(shapes)])
+    return ends
+
+
+@given(random_graphs(), st.sampled_from([ALL, *[tuple(n for n in ALL if n != off) for off in ALL], *[(n,) for n in ALL]]))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_random_graphs_give_the_same_values_whatever_passes_are_on(tensors, names):
+    for plain, passed in zip(computed(tensors, ()), computed(tensors, names), strict=True):
+        assert plain.shape == passed.shape
+        assert plain.dtype == passed.dtype
+        np.testing.assert_allclose(passed, plain, rtol=1e-11, atol=1e-11)
+
+
+def test_an_elementwise_chain_becomes_one_region():
+    x = ft.asarray(np.ones((64, 64)))
+    assert ops_under([ft.tanh(x * 2 + 1) * x], ALL) == ["region", "item"]
+
+
+def test_softmax_with_its_backward_pass_is_one_region():
+    x = ft.asarray(np.random.default_rng(0).normal(size=(32, 64)))
+    gradient = ft.grad(ft.cross_entropy(x, ft.asarray(np.arange(32))), x)
+    assert ops_under([gradient], ALL).count("region") == 1
+
+
+def test_an_optimizer_step_is_one_region_a_parameter():
+    p = [fp.Parameter(np.ones((64, 64))), fp.Parameter(np.ones(300))]
+    optimizer = fp.optim.AdamW(p)
+    optimizer.update([ft.asarray(np.ones((64, 64))), ft.asarray(np.ones(300))])
+    assert ops_under(p + optimizer.means + optimizer.squares, ALL).count("region") == 2
+
+
+def test_a_group_never_waits_for_itself():
+    """x feeds a product by way of a matmul: fusing both sides of it would be a cycle."""
+    x = ft.asarray(np.random.default_rng(0).normal(size=(64, 64)))
+    y = x * 2
+    z = y + ft.matmul(y, y)
+    np.testing.assert_allclose(computed([z], ALL)[0], computed([z], ())[0])
+    assert ops_under([z], ALL).count("matmul") == 1
+
+
+def test_equal_work_is_done_once_and_collectives_are_not_merged():
+    x = ft.asarray(np.ones((4, 4)))
+    assert ops_under([x @ x, x @ x], ("cse",)) == ["matmul"]
+    comm = fp.SymbolicComm(0, 2)
+    assert ops_under([comm.all_reduce(x), comm.all_reduce(x)], ALL) == ["all_reduce", "all_reduce"]
+
+
+def test_constants_are_folded_and_large_ones_are_not():
+    assert ops_under([ft.tril(ft.ones((8, 8))) * 2], ("fold",)) == []
+    assert "full" in ops_under([ft.ones((1024, 1024)) + 1], ("fold",))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda x: ft.reshape(ft.reshape(x, (16,)), (2, 8)), ["reshape"]),
+        (lambda x: ft.reshape(ft.reshape(x, (16,)), (4, 4)), []),
+        (lambda x: x.T.T, []),
+        (lambda x: -(-x), []),
+        (lambda x: x * 1.0, []),
+        (lambda x: (x - 0.0) / 1.0, []),
+        (lambda x: x.astype(ft.float64).astype(ft.float32), []),
+        (lambda x: x.astype(ft.int32).astype(ft.float32), ["astype", "astype"]),
+        (lambda x: x + 0.0, ["add"]),
+    ],
+)
+def test_algebra_removes_what_does_nothing(make, expected):
+    x = ft.asarray(np.linspace(-2, 2, 16, dtype=np.float32).reshape(4, 4))
+    assert ops_under([make(x)], ("fold", "algebra")) == expected
+    np.testing.assert_array_equal(computed([make(x)], ("fold", "algebra"))[0], computed([make(x)], ())[0])
+
+
+def test_the_gradient_of_split_is_one_concat():
+    x = ft.asarray(np.random.default_rng(0).normal(size=(4, 9)))
+    a, b, c = ft.split(x, 3, axis=1)
+    gradient = ft.grad(ft.sum(a * b * c), x)
+    names = ops_under([gradient], ("fold", "algebra"))
+    assert names.count("concat") == 1
+    assert "unslice" not in names
+
+
+def test_the_second_step_makes_no_plan_and_a_new_shape_does():
+    model = fp.Linear(8, 8, ft.random.Generator(0))
+    optimizer = fp.optim.AdamW(model.parameters())
+    fp.realize(model, optimizer)
+
+    def step(rows):
+        optimizer.lr = optimizer.lr * 0.9
+        loss = ft.mean(ft.square(model(ft.asarray(np.ones((rows, 8), dtype=np.float32)))))
+        optimizer.update(ft.grad(loss, model.parameters()))
+        fp.realize(loss, model, optimizer)
+
+    step(4)
+    made = plans.made
+    step(4)
+    step(4)
+    assert plans.made == made
+    step(5)
+    assert plans.made == made + 1
+
+
+def test_the_cache_is_bounded():
+    cache = PlanCache(capacity=3)
+    for size in range(5):
+        cache.plan_for(trace([(ft.asarray(np.ones(size)) + 1).node])[0])
+    assert (len(cache), cache.made) == (3, 5)
+
+
+def test_passes_are_switched_by_name(monkeypatch):
+    monkeypatch.setenv(passes.VARIABLE, "-fusion, -cse")
+    assert passes.enabled() == ("fold", "algebra")
+    monkeypatch.setenv(passes.VARIABLE, "none")
+    assert passes.enabled() == ()
+    monkeypatch.setenv(passes.VARIABLE, "-fussion")
+    with pytest.raises(ArgumentError, match=r"'-fussion'.*the passes are fold, algebra, cse, fusion"):
+        passes.enabled()
