@@ -26,12 +26,13 @@ def realize(*things: Any) -> None:
     (True, True)
     """
     tensors = tensors_of(*things)
-    targets = {t.node for t in tensors if t.node.value is None}
+    targets = [t.node for t in tensors if t.node.value is None]
     side_effects = effects.take()
+    # In the order in which they were given, so that equal steps have equal graphs.
     roots = [*targets, *side_effects]
     if roots:
         state = {t.node for t in tensors if t.is_state}
-        _run(_with_older_collectives(roots), targets | set(side_effects), state)
+        _run(_with_older_collectives(roots), set(roots), state)
 
 
 def _with_older_collectives(roots: list[Node]) -> list[Node]:
