@@ -90,7 +90,7 @@ def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to:
     sys.excepthook = _excepthook
     if world_size != 1:
         threading.excepthook = _thread_excepthook
-        if earlier is None:
+        if earlier is None or earlier.world_size == 1:
             _watch_sys_exit()
 
 

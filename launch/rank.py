@@ -87,7 +87,7 @@ def become_rank(target: Script, *, threads: int | None = None, tag_output: bool 
     elif claim.parallel:
         output.write_whole_lines()
     if not faulthandler.is_enabled():
-        faulthandler.enable(all_threads=False)
+        faulthandler.enable(2, all_threads=False)
     failure.install(claim.rank, claim.world_size, line_tag=tag, record_to=Path(job_dir) if job_dir else None)
     if claim.parallel:
         _end_with_the_launcher(supervisor)
