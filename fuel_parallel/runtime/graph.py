@@ -52,6 +52,16 @@ class Graph:
                 readers[value].append(position)
         return readers
 
+    def waits(self) -> list[tuple[int, ...]]:
+        """For each instruction the values it must come after: its inputs, and for a collective the one before it."""
+        result = []
+        before: tuple[int, ...] = ()
+        for number, i in enumerate(self.instructions, self.first):
+            result.append(i.inputs + before if i.op.crosses_ranks else i.inputs)
+            if i.op.crosses_ranks:
+                before = (number,)
+        return result
+
     def __str__(self) -> str:
         lines = [f"graph: {len(self.leaves)} leaves, {len(self.constants)} constants"]
         for number, i in enumerate(self.instructions, self.first):

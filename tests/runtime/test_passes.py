@@ -129,6 +129,19 @@ def test_equal_work_is_done_once_and_collectives_are_not_merged():
     assert ops_under([comm.all_reduce(x), comm.all_reduce(x)], ALL) == ["all_reduce", "all_reduce"]
 
 
+@given(st.data())
+@settings(max_examples=60)
+def test_collectives_keep_the_order_of_the_script(draw):
+    comm = fp.SymbolicComm(0, 2)
+    pool = [ft.asarray(np.ones((20, 20))), ft.asarray(np.ones((20, 20)))]
+    for _ in range(draw.draw(st.integers(4, 25))):
+        a, b = (pool[draw.draw(st.integers(0, len(pool) - 1))] for _ in range(2))
+        pool.append(draw.draw(st.sampled_from([ft.tanh(a), a + b, a * b, comm.all_reduce(a), comm.shift(a), a @ b])))
+    graph, _, _ = trace([t.node for t in pool[2:] if not t.is_realized])
+    origins = [step.origin for step in make_plan(graph, ALL).steps if step.op.crosses_ranks]
+    assert origins == sorted(origins)
+
+
 def test_constants_are_folded_and_large_ones_are_not():
     assert ops_under([ft.tril(ft.ones((8, 8))) * 2], ("fold",)) == []
     assert "full" in ops_under([ft.ones((1024, 1024)) + 1], ("fold",))

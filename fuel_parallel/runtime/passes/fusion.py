@@ -50,6 +50,7 @@ class _Grouping:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.specs = graph.specs()
+        self.waits = graph.waits()
         self.group_of: dict[int, _Group] = {}
         self.groups: list[_Group] = []
 
@@ -145,7 +146,7 @@ class _Grouping:
                 continue
             seen.add(key)
             for member in [v] if unit is None else unit.members:
-                stack.extend(self.graph.instructions[member - self.graph.first].inputs)
+                stack.extend(self.waits[member - self.graph.first])
         return False
 
 
@@ -281,12 +282,12 @@ def _emit(graph: Graph, groups: list[_Group]) -> Graph:
     builder = Builder(graph)
     group_of = {member: group for group in groups for member in group.members}
     readers = graph.consumers()
+    waits = graph.waits()
     outputs = set(graph.outputs)
     at: dict[int, int] = {v: builder.at[v] for v in range(graph.first)}
     specs = graph.specs()
 
-    # Units are visited in order of their first member, after what they depend on: a depth-first walk without recursion.
-    emitted: set[int] = set()
+    # Units are visited in order of their first member, after what they wait for: a depth-first walk without recursion.
     for number in range(graph.first, graph.first + len(graph.instructions)):
         stack = [number]
         while stack:
@@ -300,7 +301,7 @@ def _emit(graph: Graph, groups: list[_Group]) -> Graph:
             needs = [
                 v
                 for m in members
-                for v in graph.instructions[m - graph.first].inputs
+                for v in waits[m - graph.first]
                 if v not in inside and v not in at
             ]
             if needs:
@@ -317,7 +318,6 @@ def _emit(graph: Graph, groups: list[_Group]) -> Graph:
                     if m in outputs or any(r + graph.first not in inside for r in readers[m])
                 ]
                 _emit_region(graph, group, leaving, builder, at, specs)
-                emitted.add(id(group))
     builder.at = [at.get(v, 0) for v in range(len(specs))]
     return builder.finish()
 
