@@ -59,13 +59,13 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
     graph, leaves, computed = trace(roots)
     plan = plans.plan_for(graph)
     values = execute(plan, [node.value for node in leaves], computed)
-    history: History | None = None
+    # A variable ends here: for what was computed from it, it is a leaf.
+    ends = [*leaves, *[node for node in computed if not node.inputs or node in state]]
+    history = History.of(ends) if targets - state else None
     for number, value in zip(graph.outputs, values, strict=True):
         node = computed[number - len(leaves)]
         if node not in targets:
             # A collective runs once: whoever still holds the node finds its value.
             node.value = value
             continue
-        if node not in state and history is None:
-            history = History.of([*leaves, *[n for n in computed if not n.inputs]])
         node.release(backend_of(node.spec.device).settle(value), None if node in state else history)
