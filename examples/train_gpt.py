@@ -74,18 +74,18 @@ class GPT(fp.Module):
 
     def __init__(self, config: Config, generator: ft.random.Generator) -> None:
         dim, dtype = config.dim, config.dtype
-        self.token = fp.Embedding(config.vocabulary, dim, generator, std=1.0, dtype=dtype)
+        self.token = fp.Embedding(config.vocabulary, dim, generator, dtype=dtype)
         self.position = fp.Embedding(config.context, dim, generator, dtype=dtype)
         self.blocks = [Block(config, generator) for _ in range(config.layers)]
         self.norm = fp.RMSNorm(dim, dtype=dtype)
-        self.head = fp.Parameter(ft.zeros((dim, config.vocabulary), dtype=dtype))
+        self.head = fp.Linear(dim, config.vocabulary, generator, bias=False, dtype=dtype)
 
     def __call__(self, tokens: ft.Tensor) -> ft.Tensor:
         """[batch, length] to [batch, length, vocabulary]."""
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return self.norm(x) @ self.head
+        return self.head(self.norm(x))
 
     def loss(self, windows: Tokens) -> ft.Tensor:
         """Nats a character, for windows [batch, context + 1] of text."""
@@ -125,7 +125,7 @@ COUNT = click.IntRange(min=1)
 @click.option("--layers", type=COUNT, default=4)
 @click.option("--heads", type=COUNT, default=4)
 @click.option("--context", type=COUNT, default=64, help="Characters that the model looks back.")
-@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=4e-3, help="Highest learning rate.")
+@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=2e-3, help="Highest learning rate.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
 @click.option("--sample", type=click.IntRange(min=0), default=400, help="Characters to write at the end.")
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32")
