@@ -11,8 +11,8 @@ import pytest
 
 MPI = "from mpi4py import MPI; world = MPI.COMM_WORLD\n"
 RANK = "import os, sys, time; rank = int(os.environ['RANK'])\n"
-# A rank that waits for ever in a collective, after it has said that it is up.
-UP = RANK + MPI + "open(f'up-{rank}', 'w').close()\n"
+# A rank that says that it is up, and goes on when all are: one that fails earlier ends the others before they say so.
+UP = RANK + MPI + "open(f'up-{rank}', 'w').close()\nworld.Barrier()\n"
 
 
 def ends(fuelrun, script: str, *words: str, within: float = 5.0) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,7 @@ def test_an_exception_is_one_tagged_traceback_and_ends_all_ranks(fuelrun) -> Non
     assert done.returncode == 1
     assert first.startswith("[rank 1/2 ")
     assert first.endswith("] Traceback (most recent call last):")
-    assert rest[0] == f'  File "{fuelrun.folder}/script.py", line 4, in <module>'
+    assert rest[0] == f'  File "{fuelrun.folder}/script.py", line 5, in <module>'
     assert rest[-2:] == ["ValueError: no such layer", "fuelrun: rank 1 of 2 failed: ValueError: no such layer"]
     assert len(done.stderr.splitlines()) <= 6
 
