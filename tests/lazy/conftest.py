@@ -16,6 +16,7 @@ from scipy import special
 
 import fuel_parallel.lazy as ft
 from fuel_parallel.lazy.node import OPS
+from fuel_parallel.lazy.ops import neural
 
 Array = np.ndarray[Any, Any]
 
@@ -88,13 +89,23 @@ def scattered(x: Array, indices: Array, rows: int) -> Array:
 def scatter(x: ft.Tensor, indices: ft.Tensor, rows: int) -> ft.Tensor:
     """The adjoint of taking rows, which no public function makes by itself."""
     table = ft.zeros((rows, *x.shape[1:]), dtype=x.dtype, device=x.device)
-    return ft.grad(ft.take(table, indices, axis=0), table, cotangent=x)
+    return ft.grad(ft.take(table, indices, axis=0), table, cotangent=x)  # type: ignore[no-any-return]
 
 
 def widened(x: ft.Tensor) -> ft.Tensor:
     """The adjoint of a slice."""
     table = ft.zeros((4, 7), dtype=x.dtype, device=x.device)
-    return ft.grad(table[1:3, 6:0:-2], table, cotangent=x)
+    return ft.grad(table[1:3, 6:0:-2], table, cotangent=x)  # type: ignore[no-any-return]
+
+
+def unpick(x: ft.Tensor, index: ft.Tensor) -> ft.Tensor:
+    """The adjoint of picking one class for each row."""
+    table = ft.zeros((*x.shape, 5), dtype=x.dtype, device=x.device)
+    return ft.grad(neural.pick(table, index), table, cotangent=x)  # type: ignore[no-any-return]
+
+
+def unpicked(x: Array, index: Array) -> Array:
+    return np.asarray(x[..., None] * (index[..., None] == np.arange(5)))
 
 
 UNARY: dict[str, tuple[Callable[..., Any], Array]] = {
@@ -231,6 +242,8 @@ CASES = [
     case("index_update", lambda x, i, v: write(x, i, v), written, both_signs(4, 3), np.array([3, 0]), X),
     case("matmul", ft.matmul, np.matmul, CUBE, both_signs(4, 5)),
     case("matmul", ft.matmul, np.matmul, both_signs(2, 1, 3, 4), both_signs(3, 4, 2)),
+    case("pick", neural.pick, lambda x, i: np.take_along_axis(x, i[..., None], -1)[..., 0], CUBE, ints(4, 2, 3)),
+    case("unpick", unpick, unpicked, X, ints(5, 2, 3)),
     case("tril", lambda x: ft.tril(x, k=1), lambda x: np.tril(x, 1), CUBE),
     case("triu", lambda x: ft.triu(x, k=-1), lambda x: np.triu(x, -1), CUBE),
     case("astype", lambda x: ft.abs(ft.astype(x, ft.complex128) * (2 + 1j)), lambda x: np.abs(x * (2 + 1j)), X),

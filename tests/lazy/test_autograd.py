@@ -236,8 +236,8 @@ def test_backward_nodes_are_booked_on_the_line_of_their_forward_op(x: ft.Tensor)
 def test_a_deep_graph_needs_no_deep_stack() -> None:
     x = ft.asarray(1.0)
     y = x
-    for _ in range(20_000):
+    for _ in range(5_000):
         y = y + 1.0
     g = ft.grad(y, x)
     assert np.asarray(g).item() == 1.0
-    assert y.item() == 20_001.0
+    assert y.item() == 5_001.0

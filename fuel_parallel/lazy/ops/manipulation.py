@@ -180,6 +180,8 @@ CONCAT = define(
         kernel=lambda xp, xs, axis: xp.concatenate(xs, axis=axis),
         vjp=_concat_vjp,
         variadic=True,
+        into=lambda xp, out, xs, axis: xp.concatenate(xs, axis=axis, out=out),
+        aliases=False,
         attr_names=("axis",),
     )
 )
@@ -257,7 +259,7 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, .
     return x
 
 
-def repeat(x: Tensor, repeats: int, /, *, axis: int | None = None) -> Tensor:
+def repeat(x: Tensor, repeats: int | Tensor, /, *, axis: int | None = None) -> Tensor:
     """Each element along `axis` repeated `repeats` times, in place.
 
     >>> repeat(creation.asarray([1, 2]), 2).tolist()

@@ -153,7 +153,7 @@ PICK = define(
         ),
     )
 )
-UNPICK = define(
+UNPICK: Op = define(
     Op(
         "unpick",
         infer=lambda g, index, classes: Spec((*g.shape, classes), g.dtype, g.device),

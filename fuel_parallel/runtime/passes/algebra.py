@@ -138,10 +138,10 @@ def _sum_of_windows(view: _View, i: Instruction) -> int | None:
 
     The gradient of `split` is such a sum.
     """
-    parts = _window_parts(view, i.inputs[0]) + _window_parts(view, i.inputs[1])
-    if any(part is None for part in parts):
+    parts = _window_parts(view, i)
+    if parts is None:
         return None
-    windows = [(part.attrs[1], part.inputs[0]) for part in parts if part is not None]
+    windows = [(part.attrs[1], part.inputs[0]) for part in parts]
     shape = i.spec.shape
     cut = [d for d, extent in enumerate(shape) if any(w[d] != (0, 1, extent) for w, _ in windows)]
     if len(cut) != 1:
@@ -159,11 +159,23 @@ def _sum_of_windows(view: _View, i: Instruction) -> int | None:
     return view.replace(i, "concat", tuple(value for _, value in windows), axis)
 
 
-def _window_parts(view: _View, value: int) -> list[Instruction | None]:
-    add = view.made_by(value, "add")
-    if add is not None:
-        return _window_parts(view, add.inputs[0]) + _window_parts(view, add.inputs[1])
-    return [view.made_by(value, "unslice")]
+def _window_parts(view: _View, i: Instruction) -> list[Instruction] | None:
+    """The windows that are summed, or None if something else is; a sum of very many is not looked through."""
+    parts: list[Instruction] = []
+    values = list(i.inputs)
+    while values:
+        value = values.pop()
+        window, add = view.made_by(value, "unslice"), view.made_by(value, "add")
+        if window is not None:
+            parts.append(window)
+        elif add is not None:
+            values.extend(add.inputs)
+        if (window is None and add is None) or len(parts) + len(values) > _MOST_WINDOWS:
+            return None
+    return parts
+
+
+_MOST_WINDOWS = 64
 
 
 _RULES: dict[str, tuple[Rule, ...]] = {

@@ -64,7 +64,7 @@ def test_vecdot_conjugates_the_first(shapes: Any, dtype: Any) -> None:
 
 def test_vecdot_along_another_axis() -> None:
     a, b = small(ft.float32, (3, 2)), small(ft.float32, (3, 1), 1)
-    same(ft.vecdot(ft.asarray(a), ft.asarray(b), axis=-2), np.vecdot(a, b, axis=-2), ft.float32)
+    same(ft.vecdot(ft.asarray(a), ft.asarray(b), axis=-2), np.sum(a * b, axis=-2), ft.float32)
 
 
 @st.composite

@@ -85,8 +85,8 @@ def test_filled_tensors(shape: tuple[int, ...], dtype: Any) -> None:
         assert (found.shape, found.dtype) == (shape, dtype)
         np.testing.assert_array_equal(found.numpy(), np.full(shape, value, dtype=dtype))
     like = ft.zeros(shape, dtype=dtype)
-    for function, value in ((ft.zeros_like, 0), (ft.ones_like, 1), (ft.empty_like, 0)):
-        np.testing.assert_array_equal(function(like).numpy(), np.full(shape, value, dtype=dtype))
+    for alike, value in ((ft.zeros_like, 0), (ft.ones_like, 1), (ft.empty_like, 0)):
+        np.testing.assert_array_equal(alike(like).numpy(), np.full(shape, value, dtype=dtype))
     assert ft.full_like(like, 1, dtype=ft.int16).dtype == ft.int16
 
 
@@ -94,7 +94,7 @@ def test_full_takes_scalars_of_any_kind_and_tensors() -> None:
     assert ft.full(2, 7).dtype == ft.int64
     assert ft.full((), True).dtype == ft.bool
     assert ft.full((2,), ft.asarray(3.0)).tolist() == [3.0, 3.0]
-    assert math.copysign(1, ft.full((), -0.0).item()) == -1.0
+    assert math.copysign(1, float(ft.full((), -0.0))) == -1.0
     assert ft.full((), 1e300).item() == math.inf
 
 

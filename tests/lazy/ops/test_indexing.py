@@ -184,7 +184,7 @@ MISTAKES: list[tuple[Any, type[FuelError], str]] = [
     (lambda: X[X[0]], IndexingError, "an index tensor must have an integer dtype, not float32"),
     (lambda: X[ft.arange(2), ft.arange(3)], ShapeError, r"indexing: shapes \(2,\) and \(3,\) do not broadcast"),
     (lambda: X[::0], IndexingError, "slice step cannot be zero"),
-    (lambda: X["a":], IndexingError, "is not a slice of ints"),  # type: ignore[misc]
+    (lambda: X["a":], IndexingError, "is not a slice of ints"),
     (lambda: ft.take(X, ft.arange(2)), ShapeError, r"take: axis is needed for a tensor of shape \(2, 3\)"),
     (lambda: ft.take(X, ft.zeros(2), axis=0), IndexingError, "must have an integer dtype, not float32"),
     (lambda: ft.take_along_axis(X, ft.arange(2)), ShapeError, r"x has shape \(2, 3\) and indices \(2,\)"),

@@ -151,9 +151,9 @@ def test_attention(batch: Any, groups: int, heads: int, q: int, k: int, causal: 
         *tensors, causal=causal, mask=None if given_mask is None else ft.asarray(given_mask)
     )
     assert found.dtype == dtype
-    rounded = [t.numpy().astype(np.float64) for t in tensors]
+    query, key, value = (t.numpy().astype(np.float64) for t in tensors)
     tolerance = {ft.float64: 1e-12, ft.float32: 1e-5, ft.bfloat16: 0.1}[dtype]
-    close(found, attention(*rounded, seen=seen, bias=bias, scale=3**-0.5), tolerance)
+    close(found, attention(query, key, value, seen, bias, 3**-0.5), tolerance)
 
 
 def test_attention_takes_a_scale() -> None:
