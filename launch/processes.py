@@ -75,6 +75,8 @@ class Watch:
                     os.kill(self.pid, 0)
                 except ProcessLookupError:
                     self._ended = True
+                except PermissionError:  # another user's
+                    pass
         return self._ended
 
     def close(self) -> None:

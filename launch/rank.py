@@ -146,7 +146,7 @@ def _end_with_the_launcher(supervisor: str) -> None:
 
 
 def _wait_for_any(pids: list[int]) -> None:
-    """Return when one of the processes is gone. Costs nothing where the kernel can tell (Linux)."""
+    """Return when one of the processes, our parent first, is gone. Costs nothing where the kernel can tell (Linux)."""
     if hasattr(os, "pidfd_open"):
         poll = select.poll()
         try:
@@ -158,9 +158,18 @@ def _wait_for_any(pids: list[int]) -> None:
             return
         except OSError:
             pass  # a kernel or sandbox without it
-    parent = os.getppid()
-    while os.getppid() == parent and all(Path(f"/proc/{pid}").exists() for pid in pids[1:] if os.path.isdir("/proc/1")):
+    while all(_lives(pid) for pid in pids) and pids[0] == os.getppid():
         time.sleep(1.0)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def main() -> NoReturn:
