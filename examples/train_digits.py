@@ -43,10 +43,10 @@ def load(seed: int) -> tuple[Array, Array]:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--epochs", type=click.IntRange(min=1), default=20)
+@click.option("--epochs", type=click.IntRange(min=1), default=12)
 @click.option("--batch", type=click.IntRange(1, 1000), default=48, help="Digits a step, of all ranks together.")
-@click.option("--width", type=click.IntRange(min=1), default=128)
-@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=3e-3)
+@click.option("--width", type=click.IntRange(min=1), default=256)
+@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=0.01, help="Learning rate; falls to 0.")
 @click.option("--seed", type=click.IntRange(min=0), default=0)
 def main(epochs: int, batch: int, width: int, lr: float, seed: int) -> None:
     """Train a small network on scikit-learn's digits."""
@@ -56,10 +56,11 @@ def main(epochs: int, batch: int, width: int, lr: float, seed: int) -> None:
     kept = len(digits) // 5
     training, test = slice(kept, None), slice(0, kept)
     model = Network(width, ft.random.Generator(seed))
-    optimizer = fp.optim.AdamW(model.parameters(), lr=lr)
+    optimizer = fp.optim.AdamW(model.parameters(), weight_decay=0.1)
     draw = np.random.default_rng(seed)
     bar = fp.progress(range(epochs), description="epochs")
-    for _ in bar:
+    for epoch in bar:
+        optimizer.lr = lr * (1 - epoch / epochs)
         order = draw.permutation(len(digits[training]))  # the same on every rank, which takes its rows
         for start in range(0, len(order) - batch + 1, batch):
             rows = order[start + mine]
