@@ -82,6 +82,7 @@ ALL_REDUCE = define(
         kernel=_on_host(_all_reduce_kernel),
         vjp=(_all_reduce_vjp,),
         crosses_ranks=True,
+        aliases=False,
         attr_names=("comm", "op", "replicated"),
     )
 )
@@ -113,6 +114,7 @@ REDUCE = define(
         kernel=_on_host(_reduce_kernel),
         vjp=(_reduce_vjp,),
         crosses_ranks=True,
+        aliases=False,
         attr_names=("comm", "op", "root"),
     )
 )
@@ -146,6 +148,7 @@ REDUCE_SCATTER = define(
         kernel=_on_host(_reduce_scatter_kernel),
         vjp=(_reduce_scatter_vjp,),
         crosses_ranks=True,
+        aliases=False,
         attr_names=("comm", "op", "dim"),
     )
 )
@@ -164,6 +167,7 @@ BROADCAST = define(
         kernel=_on_host(lambda x, comm, root: comm.transport.broadcast(x, root)),
         vjp=(_broadcast_vjp,),
         crosses_ranks=True,
+        aliases=False,
         attr_names=("comm", "root"),
     )
 )
@@ -191,6 +195,7 @@ ALL_GATHER = define(
         kernel=_on_host(_all_gather_kernel),
         vjp=(_all_gather_vjp,),
         crosses_ranks=True,
+        aliases=False,
         attr_names=("comm", "dim", "rows", "replicated"),
     )
 )
@@ -227,6 +232,7 @@ ALL_TO_ALL = define(
         kernel=_on_host(_all_to_all_kernel),
         vjp=(_all_to_all_vjp,),
         crosses_ranks=True,
+        aliases=False,
         attr_names=("comm", "split_dim", "concat_dim", "rows"),
     )
 )
@@ -247,6 +253,7 @@ SHIFT = define(
         kernel=_on_host(_shift_kernel),
         vjp=(lambda g, y, x, comm, offset, wrap: comm.shift(g, -offset, wrap=wrap),),
         crosses_ranks=True,
+        aliases=False,
         attr_names=("comm", "offset", "wrap"),
     )
 )
@@ -295,6 +302,7 @@ def _send_op(name: str, vjp: Any) -> Op:
             kernel=_on_host(_send_kernel),
             vjp=vjp,
             crosses_ranks=True,
+            aliases=False,
             has_effect=True,
             attr_names=("comm", "dest", "tag"),
         )
@@ -312,6 +320,7 @@ def _recv_op(name: str, vjp: Any) -> Op:
             kernel=kernel,
             vjp=vjp,
             crosses_ranks=True,
+            aliases=False,
             attr_names=("comm", "shape", "dtype", "source", "tag"),
         )
     )

@@ -82,7 +82,7 @@ class MpiTransport(Transport):
         return result
 
     def broadcast(self, x: Host, root: int) -> Host:
-        result = x if self.comm.rank == root else np.empty_like(x)
+        result = x.copy() if self.comm.rank == root else np.empty_like(x)
         self.comm.Bcast(self._words(result), root)
         return result
 
@@ -127,7 +127,9 @@ class MpiTransport(Transport):
 
     def send(self, x: Host, dest: int, tag: int) -> None:
         _in_flight[:] = [(request, buffer) for request, buffer in _in_flight if not request.Test()]
-        _in_flight.append((self.comm.Isend(self._words(x), dest, tag), x))
+        # A copy: the plan may use the memory again before the message is through.
+        buffer = x.copy()
+        _in_flight.append((self.comm.Isend(self._words(buffer), dest, tag), buffer))
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
         result = np.empty(shape, dtype=dtype)

@@ -21,6 +21,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from fuel_parallel.errors import RealizeError
 from fuel_parallel.lazy.dtypes import DType
 
 Shape = tuple[int, ...]
@@ -79,6 +80,8 @@ class Op:
     the derivative is zero wherever it exists, `None` that the op has no gradient.
     A variadic op takes its inputs as one tuple in all three. `elementwise` ops compute each element of the result from the
     elements at its place in the inputs, broadcast; `ufunc` names the numpy function that does it, if there is one.
+    `into(xp, out, *inputs, *attrs)` is the kernel that writes into given memory. `aliases` is False for ops whose result
+    never shares memory with an input.
     """
 
     name: str
@@ -90,6 +93,8 @@ class Op:
     has_effect: bool = False
     elementwise: bool = False
     ufunc: str = ""
+    into: Callable[..., None] | None = None
+    aliases: bool = True
     attr_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -226,10 +231,23 @@ def describe_line(line: Line | None) -> str:
     return f"{relative if not relative.startswith('..') else name}:{number}"
 
 
+def lose(node: Node) -> None:
+    """Marks a leaf whose memory was overwritten by a plan that then failed: it cannot be computed again."""
+    node.op, node.value = LOST, None
+
+
+def _is_lost(*_: Any) -> Any:
+    raise RealizeError(
+        "this value was being replaced in place when an earlier realize failed, and is lost; load it again, for example "
+        "from a checkpoint"
+    )
+
+
 def _data_has_no_kernel(*_: Any) -> Any:
     raise RuntimeError("a data node holds its value and is never computed")
 
 
+LOST = define(Op("lost", infer=_is_lost, kernel=_is_lost, vjp=ZERO))
 DATA = define(Op("data", infer=_data_has_no_kernel, kernel=_data_has_no_kernel, vjp=ZERO))
 
 

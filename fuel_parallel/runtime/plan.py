@@ -15,13 +15,15 @@ from typing import Any
 from fuel_parallel.lazy.node import Attrs, Op, Spec
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.graph import Graph
+from fuel_parallel.runtime.memory import MemoryPlan, Place, plan_memory
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One kernel: reads the slots `inputs`, writes `output`, then lets go of the slots `dies`.
 
-    `origin` is the place of the node it comes from among the computed nodes, for messages.
+    `origin` is the place of the node it comes from among the computed nodes, for messages. `places` say where its
+    results go; without any, the kernel makes its own memory.
     """
 
     op: Op
@@ -31,6 +33,7 @@ class Step:
     dies: tuple[int, ...]
     spec: Spec
     origin: int
+    places: tuple[Place, ...]
 
     @property
     def kernel(self) -> Callable[..., Any]:
@@ -46,10 +49,11 @@ class Plan:
     constants: tuple[Any, ...]
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
+    memory: MemoryPlan
 
     def __str__(self) -> str:
         counts = f"{self.leaves} leaves, {len(self.constants)} constants, {len(self.steps)} steps"
-        lines = [f"plan: {counts}, {len(self.outputs)} outputs"]
+        lines = [f"plan: {counts}, {len(self.outputs)} outputs, arena of {self.memory.arena_bytes} bytes"]
         for step in self.steps:
             inputs = ", ".join(f"%{i}" for i in step.inputs)
             dies = f"   lets go of {', '.join(f'%{i}' for i in step.dies)}" if step.dies else ""
@@ -62,14 +66,15 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
     graph = passes.optimize(graph, pass_names)
     last_use = {v: n for n, i in enumerate(graph.instructions) for v in i.inputs}
     kept = set(graph.outputs)
+    memory = plan_memory(graph)
     steps = []
     for n, i in enumerate(graph.instructions):
         output = graph.first + n
         dies = {v for v in i.inputs if last_use[v] == n and v not in kept}
         if output not in last_use and output not in kept:
             dies.add(output)
-        steps.append(Step(i.op, i.inputs, i.attrs, output, tuple(sorted(dies)), i.spec, i.origin))
-    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs)
+        steps.append(Step(i.op, i.inputs, i.attrs, output, tuple(sorted(dies)), i.spec, i.origin, memory.places[n]))
+    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory)
 
 
 class PlanCache:

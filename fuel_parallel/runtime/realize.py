@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from typing import Any
+
+import numpy as np
 
 from fuel_parallel.backends import backend_of
 from fuel_parallel.lazy import effects
-from fuel_parallel.lazy.node import History, Node
+from fuel_parallel.lazy.node import History, Node, lose
 from fuel_parallel.lazy.tree import tensors_of
 from fuel_parallel.runtime.execute import execute
 from fuel_parallel.runtime.graph import trace
@@ -58,7 +62,14 @@ def _newest_collective(roots: list[Node]) -> int:
 def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
     graph, leaves, computed = trace(roots)
     plan = plans.plan_for(graph)
-    values = execute(plan, [node.value for node in leaves], computed)
+    spare = _held_by_the_graph_alone(leaves, computed)
+    taken: set[int] = set()
+    try:
+        values = execute(plan, [node.value for node in leaves], computed, spare, taken)
+    except BaseException:
+        for number in taken:
+            lose(leaves[number])
+        raise
     # A variable ends here: for what was computed from it, it is a leaf.
     ends = [*leaves, *[node for node in computed if not node.inputs or node in state]]
     history = History.of(ends) if targets - state else None
@@ -69,3 +80,16 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
             node.value = value
             continue
         node.release(backend_of(node.spec.device).settle(value), None if node in state else history)
+
+
+def _held_by_the_graph_alone(leaves: list[Node], computed: list[Node]) -> frozenset[int]:
+    """The leaves that nothing but this graph refers to, such as the old value of a parameter that was rebound."""
+    uses = Counter(i for node in computed for i in node.inputs)
+    spare = []
+    for number in range(len(leaves)):
+        leaf = leaves[number]
+        # Besides the graph refer to it: the list of leaves, the counter, this name and the call; to its array: node and call.
+        alone = sys.getrefcount(leaf) == uses[leaf] + 4
+        if alone and isinstance(leaf.value, np.ndarray) and leaf.value.flags.owndata and sys.getrefcount(leaf.value) == 2:
+            spare.append(number)
+    return frozenset(spare)

@@ -54,9 +54,14 @@ class Program:
     rows: int
     columns: int
     inputs: tuple[tuple[Extent, int], ...]
+    input_dtypes: tuple[DType, ...]
     operations: tuple[Operation, ...]
     outputs: tuple[tuple[int, Shape], ...]
     block_rows: int
+
+    def dtype_of(self, register: int) -> DType:
+        """The dtype of an operation's register."""
+        return self.operations[register - len(self.inputs)].dtype
 
     def __repr__(self) -> str:
         names = " ".join(o.op.name for o in self.operations)
@@ -113,17 +118,39 @@ def _log_softmax(xp: Any, x: Any, axis: int) -> Any:
     return neural.LOG_SOFTMAX.kernel(xp, x, axis)
 
 
+def reusable(program: Program) -> list[tuple[int, int]]:
+    """Pairs (output, input register) of equal form, where the output may be written over the input.
+
+    Both cover the whole grid, and no operation reads a block of the input after the output's block was written.
+    """
+    first = len(program.inputs)
+    last_read = {v: first + p for p, o in enumerate(program.operations) for v in o.inputs}
+    pairs: list[tuple[int, int]] = []
+    taken: set[int] = set()
+    for output, (register, _) in enumerate(program.outputs):
+        operation = program.operations[register - first]
+        if operation.extent is not Extent.FULL:
+            continue
+        for source in range(first):
+            fits = program.inputs[source][0] is Extent.FULL and program.input_dtypes[source] == operation.dtype
+            if fits and source not in taken and last_read.get(source, -1) <= register:
+                taken.add(source)
+                pairs.append((output, source))
+                break
+    return pairs
+
+
 def _region_kernel(xp: Any, arrays: Any, program: Program) -> tuple[Any, ...]:
     """Runs a region; gives its outputs."""
-    grid = [_on_grid(xp, a, kind, program) for a, (kind, _) in zip(arrays, program.inputs, strict=True)]
-    outputs = [xp.empty(shape, dtype=_dtype(program, arrays, register)) for register, shape in program.outputs]
-    run_blocks(xp, program, grid, outputs)
+    outputs = [xp.empty(shape, dtype=program.dtype_of(register)) for register, shape in program.outputs]
+    region_into(xp, outputs, arrays, program)
     return tuple(outputs)
 
 
-def _dtype(program: Program, arrays: Any, register: int) -> DType:
-    operation = register - len(program.inputs)
-    return program.operations[operation].dtype if operation >= 0 else arrays[register].dtype
+def region_into(xp: Any, outputs: list[Any], arrays: Any, program: Program) -> None:
+    """Runs a region into given memory."""
+    grid = [_on_grid(xp, a, kind, program) for a, (kind, _) in zip(arrays, program.inputs, strict=True)]
+    run_blocks(xp, program, grid, outputs)
 
 
 def _on_grid(xp: Any, array: Any, extent: Extent, program: Program) -> Any:
@@ -142,7 +169,7 @@ def run_blocks(xp: Any, program: Program, grid: list[Any], outputs: list[Any]) -
     first = len(program.inputs)
     targets: dict[int, list[Any]] = {}
     for (register, _), out in zip(program.outputs, outputs, strict=True):
-        extent = program.operations[register - first].extent if register >= first else program.inputs[register][0]
+        extent = program.operations[register - first].extent
         if extent in (Extent.COLUMN_SUM, Extent.TOTAL):
             out.fill(0)
             targets.setdefault(register, []).append(out.reshape((1, program.columns) if extent is Extent.COLUMN_SUM else ()))
@@ -157,9 +184,6 @@ def run_blocks(xp: Any, program: Program, grid: list[Any], outputs: list[Any]) -
             registers[register] = _block(grid[register], extent, period, start, stop)
         for register, call in enumerate(calls, first):
             registers[register] = call(registers, stop - start, targets.get(register), start, stop)
-        for register in range(first):
-            for out in targets.get(register, ()):
-                out[start:stop] = registers[register]
 
 
 def _block(array: Any, extent: Extent, period: int, start: int, stop: int) -> Any:

@@ -233,6 +233,7 @@ WHERE = define(
             lambda g, y, condition, a, b: sum_to(where(condition, creation.zeros_like(g), g), b.shape),
         ),
         elementwise=True,
+        aliases=False,
     )
 )
 

@@ -33,6 +33,13 @@ def _matmul_kernel(xp: Any, a: Any, b: Any) -> Any:
     return xp.matmul(a, b)
 
 
+def _matmul_into(xp: Any, out: Any, a: Any, b: Any) -> None:
+    if b.ndim == 2 and a.ndim > 2 and a.size and b.size and a.flags.c_contiguous:
+        xp.matmul(a.reshape(-1, a.shape[-1]), b, out=out.reshape(-1, b.shape[-1]))
+    else:
+        xp.matmul(a, b, out=out)
+
+
 def _matmul_vjp_left(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return binary.sum_to(_matmul(g, b.mT), a.shape)
 
@@ -49,7 +56,16 @@ def _is_complex(x: Tensor) -> bool:
     return dtypes.kind(x.dtype) == "complex floating"
 
 
-MATMUL = define(Op("matmul", _infer_matmul, in_float32(_matmul_kernel), (_matmul_vjp_left, _matmul_vjp_right)))
+MATMUL = define(
+    Op(
+        "matmul",
+        _infer_matmul,
+        in_float32(_matmul_kernel),
+        (_matmul_vjp_left, _matmul_vjp_right),
+        into=_matmul_into,
+        aliases=False,
+    )
+)
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -209,7 +225,7 @@ def _contract(a: Tensor, left: list[str], b: Tensor, right: list[str], keep: set
     k = math.prod(size_a[x] for x in inner)
     product = matmul(manipulation.reshape(a, (*lead_a, n, k)), manipulation.reshape(b, (*lead_b, k, m)))
     labels = [*batch, *rows, *columns]
-    sizes = {**size_a, **{x: max(size_a.get(x, 0), size_b[x]) for x in right}}
+    sizes = {**size_a, **{x: size_b[x] for x in right if size_a.get(x, 1) == 1}}
     return manipulation.reshape(product, tuple(sizes[x] for x in labels)), labels
 
 

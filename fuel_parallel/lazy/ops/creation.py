@@ -389,6 +389,7 @@ ASTYPE = define(
         kernel=lambda xp, x, dtype: x.astype(dtype),
         vjp=(lambda g, y, x, dtype: astype(_real_if(g, x.dtype), x.dtype) if dtypes.is_inexact(dtype) else None,),
         elementwise=True,
+        aliases=False,
         attr_names=("dtype",),
     )
 )

@@ -61,6 +61,7 @@ UNSLICE: Op = define(
         infer=lambda g, shape, window: Spec(shape, g.dtype, g.device),
         kernel=_unslice_kernel,
         vjp=(lambda h, y, g, shape, window: _slice(h, window),),
+        aliases=False,
         attr_names=("shape", "window"),
     )
 )
@@ -73,6 +74,7 @@ SLICE_UPDATE = define(
             lambda g, y, x, value, window: _slice_update(g, creation.zeros_like(value), window),
             lambda g, y, x, value, window: _slice(g, window),
         ),
+        aliases=False,
         attr_names=("window",),
     )
 )
@@ -151,6 +153,7 @@ INDEX = define(
             Tensor(apply(INDEX_ADD, (g.node, *(t.node for t in inputs[1:])), inputs[0].shape, axes)) if i == 0 else None
         ),
         variadic=True,
+        aliases=False,
         attr_names=("axes",),
     )
 )
@@ -161,6 +164,7 @@ INDEX_ADD: Op = define(
         kernel=_index_add_kernel,
         vjp=lambda i, h, y, inputs, shape, axes: _index(h, inputs[1:], axes) if i == 0 else None,
         variadic=True,
+        aliases=False,
         attr_names=("shape", "axes"),
     )
 )
@@ -180,6 +184,7 @@ INDEX_UPDATE = define(
         kernel=_index_update_kernel,
         vjp=lambda i, g, y, inputs, axes: _index_update_vjp(i, g, inputs, axes),
         variadic=True,
+        aliases=False,
         attr_names=("axes",),
     )
 )

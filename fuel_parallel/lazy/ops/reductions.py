@@ -61,7 +61,7 @@ def _reduction(
             raise ShapeError(f"{name}: cannot reduce over zero elements (shape {x.shape}, axis {axes})")
         return Spec(reduced_shape(x.shape, axes, keepdims), result(x.dtype), x.device)
 
-    return define(Op(name, infer, in_float32(kernel), vjp, attr_names=("axis", "keepdims")))
+    return define(Op(name, infer, in_float32(kernel), vjp, aliases=False, attr_names=("axis", "keepdims")))
 
 
 def any_zero(extents: Any) -> builtins.bool:

@@ -343,6 +343,7 @@ def _emit_region(
         rows,
         columns,
         inputs,
+        tuple(specs[v].dtype for v in sources),
         operations,
         tuple((register[m], specs[m].shape) for m in leaving),
         _block_rows(rows, columns, [p for _, p in inputs if p]),

@@ -1,0 +1,182 @@
+"""The memory plan: where each value of a plan lives.
+
+Values that live and die within a plan get offsets in one arena of bytes, found from their lifetimes: two values whose
+lifetimes do not overlap may share bytes, whatever their dtypes. The arena is kept from run to run, so that a training step
+touches no new page. What leaves the plan gets memory of its own, or takes over that of a leaf which dies there (a
+parameter's new value replaces the old one in place).
+
+Only kernels that write into given memory take part. Any other is assumed to give a view of its inputs, which then live
+as long as its result, unless the op says that it never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fuel_parallel.lazy.dtypes import is_half
+from fuel_parallel.lazy.node import Spec
+from fuel_parallel.runtime.graph import Graph, Instruction
+from fuel_parallel.runtime.region import ITEM, REGION, reusable
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one result goes: to an offset of the arena, or (offset -1) to memory of its own.
+
+    `leaf` is the number of a leaf whose memory it takes over if nobody else holds it, or -1.
+    """
+
+    spec: Spec
+    offset: int = -1
+    leaf: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """For each instruction the places of its results; none for instructions whose kernel makes its own memory."""
+
+    places: tuple[tuple[Place, ...], ...]
+    arena_bytes: int
+    peak_bytes: int
+    """Most bytes of results that live at one time, views and memory that kernels make for themselves aside."""
+
+
+@dataclass(eq=False, slots=True)
+class _Allocation:
+    spec: Spec
+    first: int
+    last: int
+    escapes: bool = False
+    leaf: int = -1
+    offset: int = -1
+    nbytes: int = 0
+
+
+def plan_memory(graph: Graph) -> MemoryPlan:
+    """The memory plan of a graph whose instructions run in order."""
+    owners, results = _allocations(graph)
+    for number in graph.outputs:
+        for allocation in owners[number]:
+            allocation.escapes = True
+    living = [a for allocations in results for a in allocations if not a.escapes]
+    arena = _assign_offsets(living)
+    places = tuple(tuple(Place(a.spec, a.offset, a.leaf) for a in allocations) for allocations in results)
+    return MemoryPlan(places, arena, _peak(results, len(graph.instructions)))
+
+
+def _allocations(graph: Graph) -> tuple[list[set[_Allocation]], list[list[_Allocation]]]:
+    """For each value the allocations it may lie in, and for each instruction the allocations it makes."""
+    owners: list[set[_Allocation]] = [set() for _ in range(graph.first)]
+    results: list[list[_Allocation]] = []
+    region_of: dict[int, list[_Allocation]] = {}
+    for position, i in enumerate(graph.instructions):
+        number = graph.first + position
+        for value in i.inputs:
+            for allocation in owners[value]:
+                allocation.last = position
+        made: list[_Allocation] = []
+        if writes_into(i, graph):
+            made = [_Allocation(spec, position, position, nbytes=spec.nbytes) for spec in result_specs(i)]
+        results.append(made)
+        if i.op is REGION:
+            region_of[number] = made
+            owners.append(set(made))
+        elif i.op is ITEM and region_of.get(i.inputs[0]):
+            owners.append({region_of[i.inputs[0]][i.attrs[0]]})
+        elif made or not i.op.aliases:
+            owners.append(set(made))
+        else:
+            owners.append(set().union(*(owners[v] for v in i.inputs)))
+    _take_over(graph, owners, results)
+    return owners, results
+
+
+def writes_into(i: Instruction, graph: Graph) -> bool:
+    """Whether the instruction's kernel can write into given memory."""
+    if i.spec.device != "cpu":
+        return False
+    if i.op is REGION:
+        return True
+    return (i.op.into is not None or i.op.ufunc != "") and not is_half(i.spec.dtype) and i.spec.size > 0
+
+
+def result_specs(i: Instruction) -> list[Spec]:
+    """The specs of what an instruction makes: one, or those of all values that leave a region."""
+    if i.op is not REGION:
+        return [i.spec]
+    program = i.attrs[0]
+    return [Spec(shape, program.dtype_of(register)) for register, shape in program.outputs]
+
+
+def _take_over(graph: Graph, owners: list[set[_Allocation]], results: list[list[_Allocation]]) -> None:
+    """Lets values that leave a region replace inputs that are read for the last time there."""
+    last_read = {v: position for position, i in enumerate(graph.instructions) for v in i.inputs}
+    kept = set(graph.outputs)
+    for position, i in enumerate(graph.instructions):
+        if i.op is not REGION or not results[position]:
+            continue
+        program = i.attrs[0]
+        for output, register in reusable(program):
+            value = i.inputs[register]
+            if value < len(graph.leaves) and last_read[value] == position and value not in kept:
+                results[position][output].leaf = value
+
+
+def _assign_offsets(allocations: Sequence[_Allocation]) -> int:
+    """First fit, the largest first; returns the bytes of the whole."""
+    placed: list[_Allocation] = []
+    total = 0
+    for a in sorted(allocations, key=lambda a: (-a.nbytes, a.first)):
+        size = -(-a.nbytes // ALIGNMENT) * ALIGNMENT
+        start = 0
+        for b in placed:
+            if b.first <= a.last and a.first <= b.last:
+                if b.offset - start >= size:
+                    break
+                start = max(start, b.offset + -(-b.nbytes // ALIGNMENT) * ALIGNMENT)
+        a.offset = start
+        total = max(total, start + size)
+        placed.append(a)
+        placed.sort(key=lambda b: b.offset)
+    return total
+
+
+def _peak(results: list[list[_Allocation]], count: int) -> int:
+    change = [0] * (count + 2)
+    for allocations in results:
+        for a in allocations:
+            if a.leaf < 0:
+                change[a.first] += a.nbytes
+                change[count if a.escapes else a.last + 1] -= a.nbytes
+    peak = level = 0
+    for difference in change:
+        level += difference
+        peak = max(peak, level)
+    return peak
+
+
+@dataclass
+class Arena:
+    """The bytes that plans share; grows to the largest plan."""
+
+    memory: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
+
+    def at_least(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """The arena's bytes, `nbytes` of them or more."""
+        if self.memory.nbytes < nbytes:
+            self.memory = np.empty(0, dtype=np.uint8)
+            raw = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
+            skip = -raw.ctypes.data % ALIGNMENT
+            self.memory = raw[skip : skip + nbytes]
+        return self.memory
+
+    def view(self, place: Place) -> np.ndarray[Any, Any]:
+        """The array at a place."""
+        flat = self.memory[place.offset : place.offset + place.spec.nbytes]
+        return flat.view(place.spec.dtype).reshape(place.spec.shape)
