@@ -20,9 +20,14 @@ def fold(graph: Graph) -> Graph:
             continue
         backend = backend_of(i.spec.device)
         arguments = [values[v] for v in i.inputs]
-        with backend.running():
-            xp = backend.array_module
-            result = i.op.kernel(xp, *([arguments] if i.op.variadic else arguments), *i.attrs)
+        try:
+            with backend.running():
+                xp = backend.array_module
+                result = i.op.kernel(xp, *([arguments] if i.op.variadic else arguments), *i.attrs)
+        except Exception:
+            # It will fail again when the plan runs, where the script's line is known.
+            builder.at.append(builder.keep(i))
+            continue
         values[number] = backend.settle(result)
         builder.at.append(builder.constant(values[number]))
     return builder.finish()
