@@ -76,7 +76,8 @@ def _check_loss(loss: Tensor, cotangent: Tensor | None) -> None:
         raise GradientError(f"grad: the loss must be a floating tensor, not {loss.dtype.name}")
     if cotangent is None and loss.shape != ():
         raise GradientError(
-            f"grad: the loss must be a scalar, but has shape {loss.shape}; reduce it with sum or mean, or give a cotangent"
+            f"grad: the loss must be a scalar, but has shape {loss.shape}; "
+            "reduce it with sum or mean, or give a cotangent"
         )
     if cotangent is not None and (cotangent.shape != loss.shape or cotangent.dtype != loss.dtype):
         raise ShapeError(
@@ -168,9 +169,9 @@ def _check_released(released: list[Node], wanted: set[Node]) -> None:
     for node in released:
         if node.history is not None and node.history.may_hold(below):
             raise GradientError(
-                f"grad: a tensor that depends on what you differentiate by was realized before its gradient was taken, and "
-                f"its graph was let go (built at {describe_line(node.line)}). Call grad before realize(), item(), numpy() "
-                "or printing; or use stop_gradient if it is to be a constant"
+                "grad: a tensor that depends on what you differentiate by was realized before its gradient was taken, "
+                f"and its graph was let go (built at {describe_line(node.line)}). Call grad before realize(), item(), "
+                "numpy() or printing; or use stop_gradient if it is to be a constant"
             )
 
 

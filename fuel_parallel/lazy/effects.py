@@ -1,8 +1,8 @@
 """Nodes that must run although no value of theirs may be asked for.
 
 Sends, and collectives that other ranks wait for, are *kept* until the next plan takes them along. All other collectives
-are *noted*: a plan that reaches a collective also runs the older ones that are still held by somebody, so that the order
-on the wire is the order of the script however a rank cuts its work into realizes.
+are *noted*: a plan that reaches a collective also runs the older ones that are still held by somebody, so that the
+order on the wire is the order of the script however a rank cuts its work into realizes.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ class Spec:
     device: str
 
     def __new__(cls, shape: Shape, dtype: DType, device: str = "cpu") -> Spec:
+        """The one object that says these three."""
         key = (shape, dtype, device)
         found = _specs.get(key)
         if found is None:
@@ -72,16 +73,17 @@ _specs: WeakValueDictionary[tuple[Shape, DType, str], Spec] = WeakValueDictionar
 class Op:
     """One entry of the registry: all that the library knows of an operation.
 
-    `infer(*input specs, *attrs)` gives the spec of the result or raises the user's error.
-    `kernel(xp, *arrays, *attrs)` computes it with an array module `xp` (numpy, cupy); it may return a view of an input
-    and must not write into one.
-    `vjp` has for each input a function `(g, y, *inputs, *attrs) -> cotangent of that input`, built of lazy tensors, so
-    that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO` says that
-    the derivative is zero wherever it exists, `None` that the op has no gradient.
-    A variadic op takes its inputs as one tuple in all three. `elementwise` ops compute each element of the result from the
-    elements at its place in the inputs, broadcast; `ufunc` names the numpy function that does it, if there is one.
-    `into(xp, out, *inputs, *attrs)` is the kernel that writes into given memory. `aliases` is False for ops whose result
-    never shares memory with an input.
+    - `infer(*input specs, *attrs)` gives the spec of the result or raises the user's error.
+    - `kernel(xp, *arrays, *attrs)` computes it with an array module `xp` (numpy, cupy); it may return a view of an input
+      and must not write into one.
+    - `into(xp, out, *arrays, *attrs)`, if there is one, does so in given memory; `ufunc` names numpy's function for it.
+    - `vjp` has for each input a function `(g, y, *inputs, *attrs) -> cotangent of that input`, built of lazy tensors, so
+      that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO` says
+      that the derivative is zero wherever it exists, `None` that the op has no gradient.
+
+    A variadic op takes its inputs as one tuple everywhere. An `elementwise` op computes each element of the result from
+    the elements at its place in the inputs, broadcast. `aliases` is False if the result never shares memory with an
+    input.
     """
 
     name: str
@@ -238,8 +240,8 @@ def lose(node: Node) -> None:
 
 def _is_lost(*_: Any) -> Any:
     raise RealizeError(
-        "this value was being replaced in place when an earlier realize failed, and is lost; load it again, for example "
-        "from a checkpoint"
+        "this value was being replaced in place when an earlier realize failed, and is lost; load it again, "
+        "for example from a checkpoint"
     )
 
 

@@ -1,9 +1,9 @@
 """Random numbers by position.
 
-The bits of element p of a tensor are word p of a Philox 4x64-10 stream (Salmon et al., *Parallel random numbers: as easy
-as 1, 2, 3*, SC'11) whose key is (seed, stream number). They depend on the seed, on how many tensors the generator made
-before, and on the element's place in the *global* tensor, never on the number of ranks: a rank that holds a shard says
-which window of the global tensor it is and gets just those numbers.
+The bits of element p of a tensor are word p of a Philox 4x64-10 stream (Salmon et al., *Parallel random numbers: as
+easy as 1, 2, 3*, SC'11) whose key is (seed, stream number). They depend on the seed, on how many tensors the generator
+made before, and on the element's place in the *global* tensor, never on the number of ranks: a rank that holds a shard
+says which window of the global tensor it is and gets just those numbers.
 """
 
 from __future__ import annotations

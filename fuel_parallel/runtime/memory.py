@@ -1,8 +1,8 @@
 """The memory plan: where each value of a plan lives.
 
 Values that live and die within a plan get offsets in one arena of bytes, found from their lifetimes: two values whose
-lifetimes do not overlap may share bytes, whatever their dtypes. The arena is kept from run to run, so that a training step
-touches no new page. What leaves the plan gets memory of its own, or takes over that of a leaf which dies there (a
+lifetimes do not overlap may share bytes, whatever their dtypes. The arena is kept from run to run, so that a training
+step touches no new page. What leaves the plan gets memory of its own, or takes over that of a leaf which dies there (a
 parameter's new value replaces the old one in place).
 
 Only kernels that write into given memory take part. Any other is assumed to give a view of its inputs, which then live

@@ -1,8 +1,9 @@
 """The plan: which kernels run, in which order, and when each value is let go.
 
-A plan is made from the graph alone and holds no values but constants, so that it can be printed, compared, and kept: two
-steps of a training loop have equal graphs and one plan. Slots stand for values: leaves, constants, then one for each step.
-Steps keep the order in which the script built their nodes as far as the passes leave it, and always for collectives.
+A plan is made from the graph alone and holds no values but constants, so that it can be printed, compared, and kept:
+two steps of a training loop have equal graphs and one plan. Slots stand for values: leaves, constants, then one for
+each step. Steps keep the order in which the script built their nodes as far as the passes leave it, and always for
+collectives.
 """
 
 from __future__ import annotations

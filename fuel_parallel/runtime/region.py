@@ -1,11 +1,11 @@
 """A region: a chain of operations that is run block of rows by block of rows, so that each array passes memory once.
 
-All values of a region lie over one grid of `rows` x `columns`. A value covers the whole grid (FULL), has one element a row
-(ROW), one a column (COLUMN), one at all (SCALAR), or repeats after some rows (PERIODIC); the last three are read only.
-Sums over rows (COLUMN_SUM) and over everything (TOTAL) are accumulated from block to block.
+All values of a region lie over one grid of `rows` x `columns`. A value covers the whole grid (FULL), has one element a
+row (ROW), one a column (COLUMN), one at all (SCALAR), or repeats after some rows (PERIODIC); the last three are read
+only. Sums over rows (COLUMN_SUM) and over everything (TOTAL) are accumulated from block to block.
 
-One `Program` describes a region on every device. On the CPU its operations run on blocks that fit the second-level cache,
-numpy's ufuncs writing into a small scratch. Where there is no such cache to fit, it runs as one block.
+One `Program` describes a region on every device. On the CPU its operations run on blocks that fit the second-level
+cache, numpy's ufuncs writing into a small scratch. Where there is no such cache to fit, it runs as one block.
 """
 
 from __future__ import annotations

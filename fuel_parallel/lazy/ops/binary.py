@@ -12,7 +12,7 @@ from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import ZERO, Node, Op, Shape, Spec, apply, define
 from fuel_parallel.lazy.ops import creation, elementwise
-from fuel_parallel.lazy.ops.elementwise import BOOL, INEXACT, INTEGRAL, NUMERIC, REAL, Domain, in_float32, ufunc
+from fuel_parallel.lazy.ops.elementwise import BOOL, INEXACT, INTEGRAL, NUMERIC, REAL, Domain, ufunc
 from fuel_parallel.lazy.tensor import Tensor
 
 Binary = Callable[[Any, Any], Tensor]

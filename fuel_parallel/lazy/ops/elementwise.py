@@ -83,9 +83,7 @@ def unary(
 def elementwise_op(name: str, infer: Callable[..., Spec], kernel: Callable[..., Any], vjp: Any) -> Op:
     """The registry entry of an elementwise op; a kernel that is a ufunc is known as one."""
     name_of_ufunc = getattr(kernel, "ufunc", "")
-    return Op(
-        name, infer, in_float32(kernel), vjp, elementwise=True, ufunc=name_of_ufunc, aliases=not name_of_ufunc
-    )
+    return Op(name, infer, in_float32(kernel), vjp, elementwise=True, ufunc=name_of_ufunc, aliases=not name_of_ufunc)
 
 
 def ufunc(name: str) -> Callable[..., Any]:

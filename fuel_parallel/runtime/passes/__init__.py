@@ -1,7 +1,7 @@
 """Passes: small functions from graph to graph, in a fixed order.
 
-Each can be switched off by name with the environment variable FUEL_PASSES: `-fusion` leaves one out, `-fusion,-cse` two,
-`none` all.
+Each can be switched off by name with the environment variable FUEL_PASSES: `-fusion` leaves one out, `-fusion,-cse`
+two, `none` all.
 """
 
 from __future__ import annotations
