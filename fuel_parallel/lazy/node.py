@@ -74,11 +74,11 @@ class Op:
     """One entry of the registry: all that the library knows of an operation.
 
     - `infer(*input specs, *attrs)` gives the spec of the result or raises the user's error.
-    - `kernel(xp, *arrays, *attrs)` computes it with an array module `xp` (numpy, cupy); it may return a view of an input
-      and must not write into one.
+    - `kernel(xp, *arrays, *attrs)` computes it with an array module `xp` (numpy, cupy); it may return a view of an
+      input and must not write into one.
     - `into(xp, out, *arrays, *attrs)`, if there is one, does so in given memory; `ufunc` names numpy's function for it.
-    - `vjp` has for each input a function `(g, y, *inputs, *attrs) -> cotangent of that input`, built of lazy tensors, so
-      that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO` says
+    - `vjp` has for each input a function `(g, y, *inputs, *attrs) -> cotangent of that input`, built of lazy tensors,
+      so that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO` says
       that the derivative is zero wherever it exists, `None` that the op has no gradient.
 
     A variadic op takes its inputs as one tuple everywhere. An `elementwise` op computes each element of the result from
