@@ -71,10 +71,11 @@ class _Boxes:
 
 
 def _essence(entry: Entry) -> str:
-    """The attributes that the shapes do not tell already."""
+    """The attributes that the shapes do not tell already, and that are not switched off."""
     if entry.category not in ("reductions", "ordering", "neural", "collectives"):
         return ""
-    return ", ".join(part for part in entry.attributes if not part.startswith(("keepdims=", "comm=")))
+    told = ("keepdims=", "comm=")
+    return ", ".join(part for part in entry.attributes if not part.startswith(told) and not part.endswith("=False"))
 
 
 def _round(number: str) -> str:

@@ -78,8 +78,8 @@ class Op:
       input and must not write into one.
     - `into(xp, out, *arrays, *attrs)`, if there is one, does so in given memory; `ufunc` names numpy's function for it.
     - `vjp` has for each input a function `(g, y, *inputs, *attrs) -> cotangent of that input`, built of lazy tensors,
-      so that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO` says
-      that the derivative is zero wherever it exists, `None` that the op has no gradient.
+      so that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO`
+      says that the derivative is zero wherever it exists, `None` that the op has no gradient.
 
     A variadic op takes its inputs as one tuple everywhere. An `elementwise` op computes each element of the result from
     the elements at its place in the inputs, broadcast. `aliases` is False if the result never shares memory with an

@@ -266,6 +266,7 @@ TESTED_ELSEWHERE = {
     "arange": "ops/test_creation.py",
     "linspace": "ops/test_creation.py",
     "eye": "ops/test_creation.py",
+    "lost": "../runtime/test_realize.py",
     "random_bits": "test_random.py",
     "random_uniform": "test_random.py",
 }

@@ -252,6 +252,24 @@ def test_after_a_failure_the_graph_is_as_it_was() -> None:
     assert y.tolist() == [3.0] * 3
 
 
+def test_a_value_that_was_being_replaced_when_the_plan_failed_is_lost_not_wrong() -> None:
+    weight = Parameter(ft.asarray(np.ones((64, 64), dtype=np.float32)))
+    realize(weight)
+    kept = Parameter(ft.asarray(np.ones((64, 64), dtype=np.float32)))
+    realize(kept)
+    held = ft.Tensor(kept.node)
+    for parameter in (weight, kept):
+        parameter.assign(parameter * 0.5 + 1)
+    op = Op("fragile", lambda *specs: specs[0], lambda xp, *arrays: fails(xp, arrays[0]), crosses_ranks=True)
+    broken = ft.Tensor(apply(op, (ft.ones(1).node, weight.node, kept.node)))
+    with pytest.raises(RealizeError, match="the kernel's own words"):
+        realize(weight, kept, broken)
+    assert held.numpy().sum() == 64 * 64, "somebody held it, so it was not written into"
+    assert kept.numpy()[0, 0] == 1.5
+    with pytest.raises(RealizeError, match="is lost; load it again, for example from a checkpoint"):
+        weight.numpy()
+
+
 def test_memory_that_is_not_there_is_named_in_mebibytes() -> None:
     with pytest.raises(RealizeError, match=r"MemoryError.*\(the result alone needs \d+ MiB\)"):
         ft.flip(ft.arange(1 << 50)).realize()
