@@ -115,7 +115,7 @@ def test_the_same_run_gives_the_same_bits(ranks: int | None, losses: Losses) -> 
         (["--dim", "10", "--heads", "4"], "--dim 10 cannot be shared equally by --heads 4"),
         (["--steps", "0"], "'--steps': 0 is not in the range x>=1"),
         (["--batch", "-8"], "'--batch': -8 is not in the range x>=1"),
-        (["--lr", "0"], "'--lr': 0.0 is not in the range x>0"),
+        (["--lr", "0"], "'--lr': 0.0 is not in the range 0<x<=1"),
         (["--sample", "-1"], "'--sample': -1 is not in the range x>=0"),
         (["--layers", "two"], "'--layers': 'two' is not a valid integer"),
         (["--dtype", "float16"], "'--dtype': 'float16' is not one of 'float32', 'float64'"),
