@@ -30,6 +30,7 @@ from fuel_parallel.lazy.dtypes import (
 from fuel_parallel.lazy.dtypes import bool_ as bool
 from fuel_parallel.lazy.dtypes import dtype as dtype
 from fuel_parallel.lazy.inspection import __array_namespace_info__, finfo, iinfo
+from fuel_parallel.lazy.ops.attention import scaled_dot_product_attention
 from fuel_parallel.lazy.ops.binary import (
     add,
     atan2,
@@ -159,7 +160,6 @@ from fuel_parallel.lazy.ops.neural import (
     layer_norm,
     log_softmax,
     rms_norm,
-    scaled_dot_product_attention,
     softmax,
 )
 from fuel_parallel.lazy.ops.ordering import argsort, cumulative_prod, cumulative_sum, searchsorted, sort, topk

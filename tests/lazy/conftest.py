@@ -108,6 +108,33 @@ def unpicked(x: Array, index: Array) -> Array:
     return np.asarray(x[..., None] * (index[..., None] == np.arange(5)))
 
 
+def attention_weights(q: Array, k: Array) -> Array:
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    return softmax(np.where(np.tril(np.ones(scores.shape[-2:], bool), k.shape[-2] - q.shape[-2]), scores, -np.inf), -1)
+
+
+def attended(q: Array, k: Array, v: Array) -> Array:
+    return np.asarray(attention_weights(q, k) @ v)
+
+
+def attend(q: ft.Tensor, k: ft.Tensor, v: ft.Tensor) -> ft.Tensor:
+    return ft.scaled_dot_product_attention(q, k, v, causal=True)
+
+
+def attention_gradients(q: ft.Tensor, k: ft.Tensor, v: ft.Tensor) -> ft.Tensor:
+    """The cotangents of all three where that of the result is the last rows of the value."""
+    parts = ft.grad(attend(q, k, v), [q, k, v], cotangent=v[:, -q.shape[-2] :])
+    return ft.concat([ft.reshape(p, (-1,)) for p in parts])
+
+
+def attention_gradients_of_arrays(q: Array, k: Array, v: Array) -> Array:
+    weights, g = attention_weights(q, k), v[:, -q.shape[-2] :]
+    d_weights = g @ v.swapaxes(-1, -2)
+    d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
+    parts = (d_scores @ k, d_scores.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ g)
+    return np.concatenate([p.reshape(-1) for p in parts])
+
+
 UNARY: dict[str, tuple[Callable[..., Any], Array]] = {
     "positive": (np.positive, X),
     "negative": (np.negative, X),
@@ -244,6 +271,15 @@ CASES = [
     case("matmul", ft.matmul, np.matmul, both_signs(2, 1, 3, 4), both_signs(3, 4, 2)),
     case("pick", neural.pick, lambda x, i: np.take_along_axis(x, i[..., None], -1)[..., 0], CUBE, ints(4, 2, 3)),
     case("unpick", unpick, unpicked, X, ints(5, 2, 3)),
+    case("attention", attend, attended, CUBE, both_signs(2, 5, 4), both_signs(2, 5, 3)),
+    case(
+        "attention_backward",
+        attention_gradients,
+        attention_gradients_of_arrays,
+        CUBE,
+        both_signs(2, 5, 4),
+        both_signs(2, 5, 3),
+    ),
     case("tril", lambda x: ft.tril(x, k=1), lambda x: np.tril(x, 1), CUBE),
     case("triu", lambda x: ft.triu(x, k=-1), lambda x: np.triu(x, -1), CUBE),
     case("astype", lambda x: ft.abs(ft.astype(x, ft.complex128) * (2 + 1j)), lambda x: np.abs(x * (2 + 1j)), X),

@@ -1,4 +1,4 @@
-"""The functions of neural networks: softmax, norms, losses, embedding, attention."""
+"""The functions of neural networks: softmax, norms, losses, embedding."""
 
 from __future__ import annotations
 
@@ -202,74 +202,3 @@ def cross_entropy(
     if kept is None:
         return total * (1 / targets.size) if targets.size else total
     return total / binary.maximum(creation.astype(reductions.count_nonzero(kept), total.dtype), 1.0)
-
-
-# Attention.
-
-
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    /,
-    *,
-    mask: Tensor | None = None,
-    causal: builtins.bool = False,
-    scale: float | None = None,
-) -> Tensor:
-    """softmax(query @ key.T * scale) @ value (Vaswani et al., 2017, arXiv:1706.03762).
-
-    `query` is [..., heads, q, dim], `key` [..., kv heads, k, dim], `value` [..., kv heads, k, value dim]; `heads` is
-    a multiple of `kv heads` and each key head serves a group of neighbouring query heads (Ainslie et al., 2023,
-    arXiv:2305.13245). `causal`: query i sees keys up to i + k - q, so that the last query sees all. `mask` broadcasts
-    to [..., heads, q, k]: bool (True is seen) or floating (added). A query to which `causal` or a bool mask leaves no
-    key gives zeros. `scale` is 1 / sqrt(dim) by default.
-    """
-    groups = _check_attention(query, key, value)
-    heads, q, dim = query.shape[-3:]
-    k = key.shape[-2]
-    if groups > 1:
-        # Query heads of one group become rows of one product: keys and values are not repeated.
-        query = manipulation.reshape(query, (*query.shape[:-3], heads // groups, groups * q, dim))
-    scores = matmul(query * (1 / math.sqrt(dim) if scale is None else scale), key.mT)
-    batch = scores.shape[:-3]
-    if groups > 1:
-        scores = manipulation.reshape(scores, (*batch, heads, q, k))
-    seen = None
-    if causal:
-        seen = creation.tril(creation.ones((q, k), dtype=dtypes.bool_, device=scores.device), k=k - q)
-    if mask is not None and mask.dtype == dtypes.bool_:
-        seen = mask if seen is None else seen & mask
-    elif mask is not None:
-        scores = scores + creation.astype(mask, scores.dtype)
-    if seen is not None:
-        scores = binary.where(seen, scores, -math.inf)
-    weights = softmax(_finite_rows(scores) if seen is not None and (mask is not None or k < q) else scores)
-    if seen is not None and (mask is not None or k < q):
-        weights = binary.where(seen, weights, 0.0)
-    if groups > 1:
-        weights = manipulation.reshape(weights, (*batch, heads // groups, groups * q, k))
-    result = matmul(weights, value)
-    return manipulation.reshape(result, (*result.shape[:-3], heads, q, value.shape[-1])) if groups > 1 else result
-
-
-def _finite_rows(scores: Tensor) -> Tensor:
-    """Rows without any visible key set to 0, so that their softmax has no NaN."""
-    blind = reductions.max(scores, axis=-1, keepdims=True) == -math.inf
-    return binary.where(creation.stop_gradient(blind), 0.0, scores)
-
-
-def _check_attention(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """The number of query heads a key head serves, or the user's error."""
-    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
-    if min(query.ndim, key.ndim, value.ndim) < 3:
-        raise ShapeError(f"scaled_dot_product_attention: expected [..., heads, length, dim], got {shapes}")
-    if query.shape[-1] != key.shape[-1] or key.shape[-3:-1] != value.shape[-3:-1]:
-        raise ShapeError(
-            "scaled_dot_product_attention: query and key must have the same last extent, key and value the same heads "
-            f"and length; got {shapes}"
-        )
-    groups, rest = divmod(query.shape[-3], key.shape[-3])
-    if rest or not groups:
-        raise ShapeError(f"scaled_dot_product_attention: query heads must be a multiple of key heads; got {shapes}")
-    return groups

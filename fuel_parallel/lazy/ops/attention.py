@@ -1,0 +1,335 @@
+"""Attention without the matrix of all scores.
+
+Blocks of queries meet blocks of keys; the softmax is kept online, by a running maximum and sum (Milakov and Gimelshein,
+2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135). The forward op gives the result and, as one more column, the
+logarithm of each query's sum of exponentials; the backward op recomputes the weights from it. Memory grows with the
+length, not with its square.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fuel_parallel.errors import ShapeError
+from fuel_parallel.lazy import dtypes
+from fuel_parallel.lazy.node import Op, Shape, Spec, apply, define
+from fuel_parallel.lazy.ops import binary, creation, elementwise, manipulation, reductions
+from fuel_parallel.lazy.ops.contraction import matmul
+from fuel_parallel.lazy.ops.neural import softmax
+from fuel_parallel.lazy.tensor import Tensor
+
+QUERY_BLOCK = 256
+KEY_BLOCK = 512
+SCORES = 1 << 16
+"""Scores computed at one time: a quarter of a megabyte in float32."""
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    /,
+    *,
+    mask: Tensor | None = None,
+    causal: builtins.bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(query @ key.T * scale) @ value (Vaswani et al., 2017, arXiv:1706.03762).
+
+    `query` is [..., heads, q, dim], `key` [..., kv heads, k, dim], `value` [..., kv heads, k, value dim]; `heads` is a
+    multiple of `kv heads` and each key head serves a group of neighbouring query heads (Ainslie et al., 2023,
+    arXiv:2305.13245). `causal`: query i sees keys up to i + k - q, so that the last query sees all. `mask` broadcasts to
+    [..., heads, q, k]: bool (True is seen) or floating (added). A query that sees nothing gives zeros. `scale` is
+    1 / sqrt(dim) by default.
+
+    >>> q = creation.ones((1, 2, 3, 4))
+    >>> scaled_dot_product_attention(q, q, q, causal=True).shape
+    (1, 2, 3, 4)
+    """
+    _check(query, key, value, mask)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    common = creation.result_type(query, key, value)
+    query, key, value = (creation.astype(t, common) for t in (query, key, value))
+    if dtypes.is_half(common) or (mask is not None and mask.dtype != dtypes.bool_):
+        # An added mask may want a gradient of its own, which is a matrix of all scores in any case; and 16 bits are too
+        # few for the logarithms that the backward pass starts from.
+        return dense_attention(query, key, value, mask, causal, factor)
+    inputs = (query, key, value) if mask is None else (query, key, value, mask)
+    extended = Tensor(apply(ATTENTION, tuple(t.node for t in inputs), causal, factor))
+    return extended[..., :-1]
+
+
+def dense_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: builtins.bool, scale: float
+) -> Tensor:
+    """The same by plain operations on the matrix of all scores: for added masks, and for derivatives of derivatives."""
+    groups = query.shape[-3] // key.shape[-3]
+    heads, q, dim = query.shape[-3:]
+    k = key.shape[-2]
+    if groups > 1:
+        # Query heads of one group become rows of one product: keys and values are not repeated.
+        query = manipulation.reshape(query, (*query.shape[:-3], heads // groups, groups * q, dim))
+    scores = matmul(query * scale, key.mT)
+    scores = manipulation.reshape(scores, (*scores.shape[:-3], heads, q, k))
+    seen = creation.tril(creation.ones((q, k), dtype=dtypes.bool_, device=query.device), k=k - q) if causal else None
+    if mask is not None and mask.dtype == dtypes.bool_:
+        seen = mask if seen is None else seen & mask
+    elif mask is not None:
+        scores = scores + creation.astype(mask, scores.dtype)
+    if seen is not None:
+        scores = binary.where(seen, scores, -math.inf)
+    # A row without any visible key is set to 0, so that its softmax has no NaN, and its weights to 0 afterwards.
+    blind = creation.stop_gradient(reductions.max(scores, axis=-1, keepdims=True)) == -math.inf
+    weights = binary.where(blind, 0.0, softmax(binary.where(blind, 0.0, scores)))
+    if groups > 1:
+        weights = manipulation.reshape(weights, (*weights.shape[:-3], heads // groups, groups * q, k))
+    result = matmul(weights, value)
+    return manipulation.reshape(result, (*result.shape[:-3], heads, q, value.shape[-1]))
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    name = "scaled_dot_product_attention"
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    if builtins.min(query.ndim, key.ndim, value.ndim) < 3:
+        raise ShapeError(f"{name}: expected [..., heads, length, dim], got {shapes}")
+    if query.shape[-1] != key.shape[-1] or key.shape[-3:-1] != value.shape[-3:-1]:
+        raise ShapeError(
+            f"{name}: query and key must have the same last extent, key and value the same heads and length; got {shapes}"
+        )
+    if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
+        raise ShapeError(f"{name}: the dimensions before the heads must be equal; got {shapes}")
+    groups, rest = divmod(query.shape[-3], key.shape[-3]) if key.shape[-3] else (0, 1)
+    if rest or not groups:
+        raise ShapeError(f"{name}: query heads must be a multiple of key heads; got {shapes}")
+    for t in (query, key, value):
+        elementwise.check_domain(name, t.dtype, dtypes.FLOATING)
+    if mask is not None:
+        whole = (*query.shape[:-1], key.shape[-2])
+        if binary.broadcast_shapes(f"{name}, mask", mask.shape, whole) != whole:
+            raise ShapeError(f"{name}: mask of shape {mask.shape} does not broadcast to the scores {whole}")
+
+
+# The ops. Inputs are query, key, value and maybe a bool mask.
+
+
+def _infer_attention(inputs: tuple[Spec, ...], causal: builtins.bool, scale: float) -> Spec:
+    query, _, value = inputs[:3]
+    binary.check_same_device("scaled_dot_product_attention", *inputs)
+    return Spec((*query.shape[:-1], value.shape[-1] + 1), query.dtype, query.device)
+
+
+def _attention_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float) -> Any:
+    query, _, value = inputs[:3]
+    out = xp.empty((*query.shape[:-1], value.shape[-1] + 1), dtype=query.dtype)
+    _attention_into(xp, out, inputs, causal, scale)
+    return out
+
+
+def _attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float) -> None:
+    query, key, value, mask = _unpack(xp, inputs)
+    q, k = query.shape[-2], key.shape[-2]
+    for index, heads, kv_heads in _chunks(query, key):
+        scaled = query[index][heads] * query.dtype.type(scale)
+        keys, values = key[index][kv_heads].swapaxes(-1, -2), value[index][kv_heads]
+        target = out[index][heads]
+        visible = None if mask is None else mask[index][heads]
+        for rows in _blocks(q, QUERY_BLOCK):
+            top = total = sums = None
+            for columns in _blocks(k, KEY_BLOCK):
+                if causal and columns.start > rows.stop - 1 + k - q:
+                    break
+                scores = xp.matmul(scaled[:, rows], keys[..., columns])
+                _hide(xp, scores, visible, rows, columns, k - q if causal else None)
+                highest = scores.max(axis=-1, keepdims=True)
+                if top is not None:
+                    highest = xp.maximum(highest, top)
+                anchor = xp.maximum(highest, _LOWEST[scores.dtype])
+                scores -= anchor
+                xp.exp(scores, out=scores)
+                part = xp.matmul(scores, values[:, columns])
+                count = scores.sum(axis=-1, keepdims=True)
+                if top is None:
+                    total, sums = part, count
+                else:
+                    fade = xp.exp(top - anchor)
+                    total, sums = total * fade + part, sums * fade + count
+                top = highest
+            if top is None:
+                target[:, rows] = 0
+                target[:, rows, -1] = _HIDDEN
+                continue
+            # A query that saw nothing has sum 0: its result is 0, and its weights stay 0 in the backward pass.
+            blind = sums == 0
+            sums[blind] = 1
+            xp.divide(total, sums, out=target[:, rows, :-1])
+            level = xp.log(sums) + xp.maximum(top, _LOWEST[scores.dtype])
+            level[blind] = _HIDDEN
+            target[:, rows, -1:] = level
+
+
+_HIDDEN = 1e30
+"""Stands for the logarithm of a sum over no key: exp(score - 1e30) is 0."""
+_LOWEST = {np.dtype(np.float32): np.float32(-1e30), np.dtype(np.float64): np.float64(-1e30)}
+"""Below any score that is seen: subtracting it from -inf gives -inf, not NaN."""
+
+
+def _unpack(xp: Any, inputs: Any) -> tuple[Any, Any, Any, Any]:
+    query, key, value = inputs[:3]
+    mask = inputs[3] if len(inputs) > 3 else None
+    return query, key, value, None if mask is None else xp.broadcast_to(mask, (*query.shape[:-1], key.shape[-2]))
+
+
+def _chunks(query: Any, key: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Index of the leading dimensions, query heads and key heads of as many heads as are worked on at one time."""
+    heads, groups = query.shape[-3], query.shape[-3] // key.shape[-3]
+    scores = builtins.min(query.shape[-2], QUERY_BLOCK) * builtins.min(key.shape[-2], KEY_BLOCK)
+    step = builtins.max(1, SCORES // builtins.max(scores, 1))
+    if groups > 1:
+        step = 1
+    for index in np.ndindex(*query.shape[:-3]):
+        for start in range(0, heads, step):
+            stop = builtins.min(start + step, heads)
+            kv = slice(start, stop) if groups == 1 else slice(start // groups, start // groups + 1)
+            yield index, slice(start, stop), kv
+
+
+def _blocks(length: int, size: int) -> Iterator[slice]:
+    for start in range(0, length, size):
+        yield slice(start, builtins.min(start + size, length))
+
+
+def _hide(xp: Any, scores: Any, visible: Any, rows: slice, columns: slice, offset: int | None) -> None:
+    """Sets the scores of keys that a query may not see to -inf; `offset` shifts the causal diagonal."""
+    if offset is not None and columns.stop - 1 > rows.start + offset:
+        scores += _causal_tile(xp, rows, columns, offset, scores.dtype)
+    if visible is not None:
+        xp.copyto(scores, scores.dtype.type(-math.inf), where=~visible[:, rows, columns])
+
+
+_tiles: dict[Any, Any] = {}
+
+
+def _causal_tile(xp: Any, rows: slice, columns: slice, offset: int, dtype: Any) -> Any:
+    """0 where the key is seen and -inf where it lies in the query's future; a few tiles are kept."""
+    diagonal = rows.start + offset - columns.start
+    key = (xp.__name__, rows.stop - rows.start, columns.stop - columns.start, diagonal, dtype)
+    if key not in _tiles:
+        if len(_tiles) > 64:
+            _tiles.clear()
+        seen = xp.tril(xp.ones(key[1:3], dtype=bool), diagonal)
+        _tiles[key] = xp.where(seen, dtype.type(0), dtype.type(-math.inf))
+    return _tiles[key]
+
+
+def _attention_vjp(
+    index: int, g: Tensor, y: Tensor, inputs: tuple[Tensor, ...], causal: builtins.bool, scale: float
+) -> Tensor | None:
+    if index == 3:
+        return None
+    nodes = (g[..., :-1].node, y.node, *(t.node for t in inputs))
+    packed = Tensor(apply(ATTENTION_BACKWARD, nodes, causal, scale))
+    start = builtins.sum(t.size for t in inputs[:index])
+    return manipulation.reshape(packed[start : start + inputs[index].size], inputs[index].shape)
+
+
+def _infer_backward(inputs: tuple[Spec, ...], causal: builtins.bool, scale: float) -> Spec:
+    _, _, query, key, value = inputs[:5]
+    return Spec((query.size + key.size + value.size,), query.dtype, query.device)
+
+
+def _backward_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float) -> Any:
+    _, _, query, key, value = inputs[:5]
+    out = xp.empty(query.size + key.size + value.size, dtype=query.dtype)
+    _backward_into(xp, out, inputs, causal, scale)
+    return out
+
+
+def _backward_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float) -> None:
+    """The cotangents of query, key and value, one after the other in one flat array."""
+    g, y = inputs[:2]
+    query, key, value, mask = _unpack(xp, inputs[2:])
+    q, k = query.shape[-2], key.shape[-2]
+    d_query, d_key, d_value = _parts(out, query.shape, key.shape, value.shape)
+    d_key[...] = 0
+    d_value[...] = 0
+    d_query[...] = 0
+    factor = query.dtype.type(scale)
+    for index, heads, kv_heads in _chunks(query, key):
+        scaled = query[index][heads] * factor
+        keys, values = key[index][kv_heads], value[index][kv_heads]
+        result, level, cotangent = y[index][heads, :, :-1], y[index][heads, :, -1:], g[index][heads]
+        visible = None if mask is None else mask[index][heads]
+        for rows in _blocks(q, QUERY_BLOCK):
+            inner = xp.einsum("...i,...i->...", cotangent[:, rows], result[:, rows])[..., None]
+            for columns in _blocks(k, KEY_BLOCK):
+                if causal and columns.start > rows.stop - 1 + k - q:
+                    break
+                weights = xp.matmul(scaled[:, rows], keys[:, columns].swapaxes(-1, -2))
+                _hide(xp, weights, visible, rows, columns, k - q if causal else None)
+                weights -= level[:, rows]
+                xp.exp(weights, out=weights)
+                d_value[index][kv_heads, columns] += xp.matmul(weights.swapaxes(-1, -2), cotangent[:, rows])
+                d_scores = xp.matmul(cotangent[:, rows], values[:, columns].swapaxes(-1, -2))
+                d_scores -= inner
+                d_scores *= weights
+                d_query[index][heads, rows] += xp.matmul(d_scores, keys[:, columns])
+                d_key[index][kv_heads, columns] += xp.matmul(d_scores.swapaxes(-1, -2), scaled[:, rows])
+    d_query *= factor
+
+
+def _parts(flat: Any, *shapes: Shape) -> list[Any]:
+    parts, start = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        parts.append(flat[start : start + size].reshape(shape))
+        start += size
+    return parts
+
+
+def _backward_vjp(
+    index: int, h: Tensor, y: Tensor, inputs: tuple[Tensor, ...], causal: builtins.bool, scale: float
+) -> Tensor | None:
+    """By plain operations: the gradient of the dense gradient. The forward result is a function of the other inputs."""
+    from fuel_parallel.lazy.autograd import grad
+
+    if index in (1, 5):
+        return None
+    # Inputs may depend on each other; here each is a variable of its own.
+    own = [t if i == 5 else elementwise.positive(t) for i, t in enumerate(inputs)]
+    g, _, query, key, value = own[:5]
+    mask = own[5] if len(own) > 5 else None
+    first = grad(dense_attention(query, key, value, mask, causal, scale), [query, key, value], cotangent=g)
+    packed = manipulation.concat([manipulation.reshape(d, (-1,)) for d in first])
+    result: Tensor = grad(packed, own[index], cotangent=h)
+    return result
+
+
+ATTENTION = define(
+    Op(
+        "attention",
+        _infer_attention,
+        _attention_kernel,
+        vjp=_attention_vjp,
+        variadic=True,
+        into=_attention_into,
+        aliases=False,
+        attr_names=("causal", "scale"),
+    )
+)
+ATTENTION_BACKWARD = define(
+    Op(
+        "attention_backward",
+        _infer_backward,
+        _backward_kernel,
+        vjp=_backward_vjp,
+        variadic=True,
+        into=_backward_into,
+        aliases=False,
+        attr_names=("causal", "scale"),
+    )
+)

@@ -1,0 +1,57 @@
+"""Attention by blocks equals attention by the matrix of all scores, and its memory does not grow with the square."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fuel_parallel as fp
+import fuel_parallel.lazy as ft
+from fuel_parallel.lazy.ops import attention
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_blocks_of_any_size_give_the_dense_result_and_gradients(data):
+    draw = data.draw
+    kv_heads, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    q, k, dim, width = (draw(st.integers(1, 9)) for _ in range(4))
+    batch = draw(st.sampled_from([(), (2,), (2, 1)]))
+    causal = draw(st.booleans())
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+
+    def tensor(*shape):
+        return ft.asarray(rng.normal(size=(*batch, *shape)))
+
+    query, key, value = tensor(kv_heads * groups, q, dim), tensor(kv_heads, k, dim), tensor(kv_heads, k, width)
+    mask = ft.asarray(rng.random((q, k)) < 0.7) if draw(st.booleans()) else None
+    sizes = attention.QUERY_BLOCK, attention.KEY_BLOCK, attention.SCORES
+    attention.QUERY_BLOCK, attention.KEY_BLOCK, attention.SCORES = draw(st.integers(1, 4)), draw(st.integers(1, 4)), 8
+    try:
+        found = ft.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
+        gradients = ft.grad(ft.sum(ft.sin(found)), [query, key, value])
+        fp.realize(found, gradients)
+    finally:
+        attention.QUERY_BLOCK, attention.KEY_BLOCK, attention.SCORES = sizes
+    dense = attention.dense_attention(query, key, value, mask, causal, dim**-0.5)
+    wanted = ft.grad(ft.sum(ft.sin(dense)), [query, key, value])
+    for ours, theirs in zip([found, *gradients], [dense, *wanted], strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [2048, 4096])
+def test_memory_grows_with_the_length_alone(length):
+    x = ft.asarray(np.random.default_rng(0).normal(size=(1, length, 8)).astype(np.float32)).realize()
+    loss = ft.sum(ft.scaled_dot_product_attention(x, x, x, causal=True))
+    gradient = ft.grad(loss, x)
+    tracemalloc.start()
+    gradient.realize()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    all_scores = 4 * length * length
+    assert peak < all_scores / 4
+    assert peak < 3_500_000 + 400 * length
