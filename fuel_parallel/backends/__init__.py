@@ -15,7 +15,7 @@ _found: dict[str, Backend] = {"cpu": _cpu}
 
 
 def backend_of(device: str) -> Backend:
-    """The backend of a device string such as `cpu` or `cuda:0`; raises `ArgumentError` with the reason if there is none."""
+    """The backend of a device string such as `cpu` or `cuda:0`; `ArgumentError` with the reason if there is none."""
     backend = _found.get(device)
     if backend is None:
         backend = _found[device] = _open(device)

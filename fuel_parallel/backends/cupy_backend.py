@@ -24,7 +24,7 @@ def visible_devices() -> list[str]:
 def _probe() -> tuple[str, int]:
     """The vendor and the number of GPUs, or an error that says what is missing."""
     if importlib.util.find_spec("cupy") is None:
-        raise ArgumentError("no GPU backend: CuPy is not installed; pip install 'fuel-parallel[cuda13]' (or cuda12, rocm)")
+        raise ArgumentError("no GPU backend: CuPy is missing; pip install 'fuel-parallel[cuda13]' (or cuda12, rocm)")
     import cupy
 
     kind = "rocm" if cupy.cuda.runtime.is_hip else "cuda"

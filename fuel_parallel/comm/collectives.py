@@ -16,7 +16,7 @@ from fuel_parallel.comm.communicator import Communicator, ReduceOp
 from fuel_parallel.errors import GradientError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
-from fuel_parallel.lazy.node import ZERO, Op, Shape, Spec, apply, define
+from fuel_parallel.lazy.node import ZERO, Op, Shape, Spec, define
 from fuel_parallel.lazy.ops import creation, manipulation, reductions
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.partitioning import partition
@@ -330,9 +330,7 @@ def _send_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, dest: int, ta
     return comm.recv(x.shape, x.dtype, dest, tag, differentiable=True)
 
 
-def _recv_vjp(
-    g: Tensor, y: Tensor, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int
-) -> None:
+def _recv_vjp(g: Tensor, y: Tensor, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int) -> None:
     comm.send(g, source, tag, differentiable=True)
 
 

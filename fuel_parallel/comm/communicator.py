@@ -1,8 +1,8 @@
 """The Communicator: what ranks can do together.
 
-Every method takes *my* shard, builds a node and returns a lazy tensor; the bytes move when a plan runs. Collectives on a
-communicator run in the order in which the script made them, on every rank. Shapes and dtypes are checked when the node
-is built. A collective runs once: its value is kept as long as somebody holds the tensor.
+Every method takes *my* shard, builds a node and returns a lazy tensor; the bytes move when a plan runs. Collectives
+on a communicator run in the order in which the script made them, on every rank. Shapes and dtypes are checked when the
+node is built. A collective runs once: its value is kept as long as somebody holds the tensor.
 
 **Derivatives.** The vjp of a collective is the derivative of the *sum of the losses of all ranks*: the true adjoint.
 Where a tensor is replicated and all ranks compute one and the same loss from it (tensor parallelism), that sum would
@@ -260,7 +260,9 @@ def _check_reduction(function: str, x: Tensor, op: ReduceOp) -> None:
         raise ArgumentError(f"{function}: op is one of {', '.join(map(repr, ReduceOp))}, not {op!r}")
     kind = dtypes.kind(x.dtype)
     if op is ReduceOp.AVG and kind in ("bool", "integral"):
-        raise DTypeError(f"{function}: the average of {x.dtype.name} is no {x.dtype.name}; cast to a floating dtype first")
+        raise DTypeError(
+            f"{function}: the average of {x.dtype.name} is no {x.dtype.name}; cast to a floating dtype first"
+        )
     if op in (ReduceOp.MIN, ReduceOp.MAX) and kind == "complex floating":
         raise DTypeError(f"{function}: complex numbers have no order, so {op.name} of {x.dtype.name} is not defined")
 

@@ -30,12 +30,12 @@ def finish_sends() -> None:
 
 
 class MpiComm(Communicator):
-    """A communicator over an MPI one, of which it makes a duplicate, so that no other message can be mistaken for its own.
+    """A communicator over an MPI one, of which it makes a duplicate: no other message can be mistaken for its own.
 
     `MpiComm()` is that of all ranks; making one is collective.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None = None, name: str = "world") -> None:
+    def __init__(self, comm: MPI.Comm | None = None, name: str = "world") -> None:
         from mpi4py import MPI
 
         own = (MPI.COMM_WORLD if comm is None else comm).Dup()
@@ -138,7 +138,8 @@ class MpiTransport(Transport):
         sent = status.Get_count(self._mpi.BYTE)
         if sent != result.nbytes:
             raise CommunicatorError(
-                f"recv: expected {dtype.name}{list(shape)} ({result.nbytes} bytes) from rank {source}, but it sent {sent} bytes"
+                f"recv: expected {dtype.name}{list(shape)} ({result.nbytes} bytes) from rank {source}, "
+                f"but it sent {sent} bytes"
             )
         self.comm.Recv(self._words(result), source, tag)
         return result

@@ -24,5 +24,5 @@ class SymbolicComm(Communicator):
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Not possible: who else has the color is known to real ranks only."""
         raise CommunicatorError(
-            "SymbolicComm.split: the colors of the other ranks are not known; make the SymbolicComm of the group instead"
+            "SymbolicComm.split: the colors of the other ranks are not known; make the group's SymbolicComm instead"
         )

@@ -11,8 +11,9 @@ from fuel_parallel.partitioning import partition
 
 
 def average_gradients(gradients: Any, comm: Communicator) -> Any:
-    """The mean over all ranks of each gradient in a nest: of a mean loss over equal shares it is the whole batch's gradient.
+    """The mean over all ranks of each gradient in a nest.
 
+    Of a mean loss over equal shares of a batch it is the whole batch's gradient.
     One all-reduce each, in the order of the nest, which must be the same on every rank.
     """
     leaves, structure = flatten(gradients)
@@ -26,6 +27,7 @@ def shard_rows(batch: int, comm: Communicator) -> range:
     """
     if batch < 1 or batch % comm.world_size:
         raise ArgumentError(
-            f"a batch of {batch} cannot be shared equally by {comm.world_size} ranks; use a multiple of {comm.world_size}"
+            f"a batch of {batch} cannot be shared equally by {comm.world_size} ranks; "
+            f"use a multiple of {comm.world_size}"
         )
     return partition(batch, comm.world_size)[comm.rank]

@@ -88,8 +88,13 @@ def _held_by_the_graph_alone(leaves: list[Node], computed: list[Node]) -> frozen
     spare = []
     for number in range(len(leaves)):
         leaf = leaves[number]
-        # Besides the graph refer to it: the list of leaves, the counter, this name and the call; to its array: node and call.
+        # Besides the graph refer to it: the list of leaves, the counter, this name, the call. To its array: node and call.
         alone = sys.getrefcount(leaf) == uses[leaf] + 4
-        if alone and isinstance(leaf.value, np.ndarray) and leaf.value.flags.owndata and sys.getrefcount(leaf.value) == 2:
+        if (
+            alone
+            and isinstance(leaf.value, np.ndarray)
+            and leaf.value.flags.owndata
+            and sys.getrefcount(leaf.value) == 2
+        ):
             spare.append(number)
     return frozenset(spare)

@@ -76,7 +76,7 @@ def _row_reduction(name: str) -> Callable[..., Any]:
 
 
 def _pick(xp: Any, x: Any, index: Any) -> Any:
-    return xp.take_along_axis(x, index, axis=1)
+    return x[xp.arange(x.shape[0]), index[:, 0]][:, None]
 
 
 def _unpick(xp: Any, g: Any, index: Any, classes: int) -> Any:
@@ -172,7 +172,9 @@ def run_blocks(xp: Any, program: Program, grid: list[Any], outputs: list[Any]) -
         extent = program.operations[register - first].extent
         if extent in (Extent.COLUMN_SUM, Extent.TOTAL):
             out.fill(0)
-            targets.setdefault(register, []).append(out.reshape((1, program.columns) if extent is Extent.COLUMN_SUM else ()))
+            targets.setdefault(register, []).append(
+                out.reshape((1, program.columns) if extent is Extent.COLUMN_SUM else ())
+            )
         else:
             width = 1 if extent is Extent.ROW else program.columns
             targets.setdefault(register, []).append(out.reshape(rows, width))
@@ -194,8 +196,10 @@ def _block(array: Any, extent: Extent, period: int, start: int, stop: int) -> An
         begin = start % period
         if begin + stop - start <= period:
             return array[begin : begin + stop - start]
-        return np.concatenate([array] * ((stop - start) // period)) if isinstance(array, np.ndarray) else _tiled(
-            array, (stop - start) // period
+        return (
+            np.concatenate([array] * ((stop - start) // period))
+            if isinstance(array, np.ndarray)
+            else _tiled(array, (stop - start) // period)
         )
     return array
 
@@ -231,7 +235,7 @@ def _calls(xp: Any, program: Program, block_rows: int) -> list[Call]:
             aliases[register] = aliases.get(operation.inputs[0], operation.inputs[0])
         calls.append(_call(xp, operation, program.columns, scratch, writes))
         for value in {aliases.get(v, v) for v in operation.inputs}:
-            living = max((last_use.get(r, -1) for r in (value, *[a for a, s in aliases.items() if s == value])))
+            living = max(last_use.get(r, -1) for r in (value, *[a for a, s in aliases.items() if s == value]))
             if living <= position and value in owned:
                 key, array = owned.pop(value)
                 free[key].append(array)

@@ -177,7 +177,8 @@ def test_sequence_parallel_layer_equals_the_dense_one():
     dx, da, db = ft.grad(ft.sin(ft.tanh(x @ a) @ b).sum(), [x, a, b])
 
     mine, columns, rows = (
-        ft.asarray(t.numpy()) for t in (part(ft.asarray(x0), RANK), part(ft.asarray(a0), RANK, 1), part(ft.asarray(b0), RANK))
+        ft.asarray(t.numpy())
+        for t in (part(ft.asarray(x0), RANK), part(ft.asarray(a0), RANK, 1), part(ft.asarray(b0), RANK))
     )
     sequence = world.all_gather(mine, 0, size=ROWS)
     y = world.reduce_scatter(ft.tanh(sequence @ columns) @ rows, ReduceOp.SUM, 0)

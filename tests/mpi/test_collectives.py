@@ -73,7 +73,7 @@ def test_reductions_equal_numpy_for_every_dtype_and_shape(dtype):
             x = ft.asarray(xs[RANK])
             same(world.all_reduce(x, op), expected)
             root = N - 1
-            same(world.reduce(x, op, root), expected if RANK == root else np.zeros_like(expected))
+            same(world.reduce(x, op, root), expected if root == RANK else np.zeros_like(expected))
             for dim in range(len(shape)):
                 part = fp.partition(shape[dim], N)[RANK]
                 same(world.reduce_scatter(x, op, dim), expected.take(np.arange(part.start, part.stop), axis=dim))
@@ -110,7 +110,10 @@ def test_all_to_all_transposes_ranks_and_shards(dtype):
     by_columns = world.all_to_all(by_rows, 1, 0, size=rows)
     same(by_columns, whole[:, theirs.start : theirs.stop])
     same(world.all_to_all(by_columns, 0, 1, size=columns), whole[mine.start : mine.stop])
-    same(world.all_to_all(ft.asarray(data((N, 2), dtype, RANK)), 0, 0), np.stack([data((N, 2), dtype, r)[RANK] for r in range(N)]))
+    same(
+        world.all_to_all(ft.asarray(data((N, 2), dtype, RANK)), 0, 0),
+        np.stack([data((N, 2), dtype, r)[RANK] for r in range(N)]),
+    )
 
 
 @given(st.data())

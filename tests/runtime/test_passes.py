@@ -33,7 +33,14 @@ def ops_under(tensors, names):
 
 
 UNARY = [ft.negative, ft.exp, ft.tanh, ft.square, ft.abs, ft.relu, ft.sigmoid, ft.gelu, ft.floor, lambda x: x * 1]
-BINARY = [ft.add, ft.subtract, ft.multiply, ft.maximum, lambda a, b: ft.where(a > b, a, b), lambda a, b: a / (1 + b * b)]
+BINARY = [
+    ft.add,
+    ft.subtract,
+    ft.multiply,
+    ft.maximum,
+    lambda a, b: ft.where(a > b, a, b),
+    lambda a, b: a / (1 + b * b),
+]
 ROWS = [
     ft.softmax,
     ft.log_softmax,
@@ -86,7 +93,9 @@ def random_graphs(draw):
     return ends
 
 
-@given(random_graphs(), st.sampled_from([ALL, *[tuple(n for n in ALL if n != off) for off in ALL], *[(n,) for n in ALL]]))
+@given(
+    random_graphs(), st.sampled_from([ALL, *[tuple(n for n in ALL if n != off) for off in ALL], *[(n,) for n in ALL]])
+)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_random_graphs_give_the_same_values_whatever_passes_are_on(tensors, names):
     for plain, passed in zip(computed(tensors, ()), computed(tensors, names), strict=True):
@@ -153,7 +162,7 @@ def test_constants_are_folded_and_large_ones_are_not():
         (lambda x: ft.reshape(ft.reshape(x, (16,)), (2, 8)), ["reshape"]),
         (lambda x: ft.reshape(ft.reshape(x, (16,)), (4, 4)), []),
         (lambda x: x.T.T, []),
-        (lambda x: -(-x), []),
+        (lambda x: ft.negative(ft.negative(x)), []),
         (lambda x: x * 1.0, []),
         (lambda x: (x - 0.0) / 1.0, []),
         (lambda x: x.astype(ft.float64).astype(ft.float32), []),

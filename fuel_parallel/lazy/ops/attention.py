@@ -1,9 +1,9 @@
 """Attention without the matrix of all scores.
 
 Blocks of queries meet blocks of keys; the softmax is kept online, by a running maximum and sum (Milakov and Gimelshein,
-2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135). The forward op gives the result and, as one more column, the
-logarithm of each query's sum of exponentials; the backward op recomputes the weights from it. Memory grows with the
-length, not with its square.
+2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135). The forward op gives the result and, as one more column,
+the logarithm of each query's sum of exponentials; the backward op recomputes the weights from it. Memory grows with
+the length, not with its square.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def scaled_dot_product_attention(
 
     `query` is [..., heads, q, dim], `key` [..., kv heads, k, dim], `value` [..., kv heads, k, value dim]; `heads` is a
     multiple of `kv heads` and each key head serves a group of neighbouring query heads (Ainslie et al., 2023,
-    arXiv:2305.13245). `causal`: query i sees keys up to i + k - q, so that the last query sees all. `mask` broadcasts to
-    [..., heads, q, k]: bool (True is seen) or floating (added). A query that sees nothing gives zeros. `scale` is
+    arXiv:2305.13245). `causal`: query i sees keys up to i + k - q, so that the last query sees all. `mask` broadcasts
+    to [..., heads, q, k]: bool (True is seen) or floating (added). A query that sees nothing gives zeros. `scale` is
     1 / sqrt(dim) by default.
 
     >>> q = creation.ones((1, 2, 3, 4))
@@ -99,7 +99,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> No
         raise ShapeError(f"{name}: expected [..., heads, length, dim], got {shapes}")
     if query.shape[-1] != key.shape[-1] or key.shape[-3:-1] != value.shape[-3:-1]:
         raise ShapeError(
-            f"{name}: query and key must have the same last extent, key and value the same heads and length; got {shapes}"
+            f"{name}: query and key must have the same last extent, key and value the same heads and length; "
+            f"got {shapes}"
         )
     if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
         raise ShapeError(f"{name}: the dimensions before the heads must be equal; got {shapes}")
@@ -139,7 +140,9 @@ def _attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale
         target = out[index][heads]
         visible = None if mask is None else mask[index][heads]
         for rows in _blocks(q, QUERY_BLOCK):
-            top = total = sums = None
+            top: Any = None
+            total: Any = None
+            sums: Any = None
             for columns in _blocks(k, KEY_BLOCK):
                 if causal and columns.start > rows.stop - 1 + k - q:
                     break

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import math
 from collections.abc import Callable
 from typing import Any
 
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Spec, apply, define
-from fuel_parallel.lazy.ops import binary, creation, elementwise, indexing, manipulation, reductions
-from fuel_parallel.lazy.ops.contraction import matmul
+from fuel_parallel.lazy.ops import binary, creation, elementwise, indexing, reductions
 from fuel_parallel.lazy.ops.elementwise import in_float32
 from fuel_parallel.lazy.tensor import Tensor
 

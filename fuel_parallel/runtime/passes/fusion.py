@@ -189,7 +189,9 @@ def _lay(i: Instruction, spec: Spec, specs: list[Spec], group: _Group) -> Laid |
         index = known.get(i.inputs[1]) or (Extent.ROW if math.prod(specs[i.inputs[1]].shape) == group.rows else None)
         rows = known.get(source) or (Extent.ROW if math.prod(shape) == group.rows else None)
         if _is_full(spec.shape, group) and index is Extent.ROW and rows in (Extent.ROW, Extent.SCALAR):
-            return (Extent.FULL, {source: (Extent.ROW, 0), i.inputs[1]: (Extent.ROW, 0)}) if rows is Extent.ROW else None
+            return (
+                (Extent.FULL, {source: (Extent.ROW, 0), i.inputs[1]: (Extent.ROW, 0)}) if rows is Extent.ROW else None
+            )
         return None
     if extent is Extent.ROW and name == "sum" and i.attrs[0] == tuple(range(len(shape))):
         return Extent.TOTAL, {source: (extent, 0)}
@@ -238,7 +240,7 @@ def _lay_elementwise(i: Instruction, spec: Spec, specs: list[Spec], group: _Grou
         for v in i.inputs:
             if specs[v].shape == spec.shape and known.get(v, Extent.ROW) is Extent.ROW:
                 inputs[v] = (Extent.ROW, 0)
-            elif not math.prod(specs[v].shape) != 1 and known.get(v, Extent.SCALAR) is Extent.SCALAR:
+            elif math.prod(specs[v].shape) == 1 and known.get(v, Extent.SCALAR) is Extent.SCALAR:
                 inputs[v] = (Extent.SCALAR, 0)
             else:
                 return None
@@ -298,12 +300,7 @@ def _emit(graph: Graph, groups: list[_Group]) -> Graph:
             group = group_of.get(value)
             members = [value] if group is None else group.members
             inside = set(members)
-            needs = [
-                v
-                for m in members
-                for v in waits[m - graph.first]
-                if v not in inside and v not in at
-            ]
+            needs = [v for m in members for v in waits[m - graph.first] if v not in inside and v not in at]
             if needs:
                 stack.extend(needs)
                 continue
@@ -312,11 +309,7 @@ def _emit(graph: Graph, groups: list[_Group]) -> Graph:
                 i = graph.instructions[value - graph.first]
                 at[value] = builder.add(i.op, [at[v] for v in i.inputs], i.attrs, i.spec, i.origin)
             else:
-                leaving = [
-                    m
-                    for m in members
-                    if m in outputs or any(r + graph.first not in inside for r in readers[m])
-                ]
+                leaving = [m for m in members if m in outputs or any(r + graph.first not in inside for r in readers[m])]
                 _emit_region(graph, group, leaving, builder, at, specs)
     builder.at = [at.get(v, 0) for v in range(len(specs))]
     return builder.finish()
@@ -371,4 +364,3 @@ def _block_rows(rows: int, columns: int, periods: list[int]) -> int:
                 wanted -= 1
     fits = all(wanted % p == 0 or p % wanted == 0 for p in periods)
     return min(wanted, rows) if fits else math.gcd(*periods)
-
