@@ -59,7 +59,7 @@ class MpiComm(Communicator):
 class MpiTransport(Transport):
     """Blocking MPI calls on host arrays; sends are non-blocking and hold their buffer until they are through."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Comm) -> None:
         from mpi4py import MPI
 
         self.comm = comm
