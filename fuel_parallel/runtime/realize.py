@@ -88,7 +88,7 @@ def _held_by_the_graph_alone(leaves: list[Node], computed: list[Node]) -> frozen
     spare = []
     for number in range(len(leaves)):
         leaf = leaves[number]
-        # Besides the graph refer to it: the list of leaves, the counter, this name, the call. To its array: node and call.
+        # Others that refer to it: the list of leaves, the counter, this name, the call; to its array: node and call.
         alone = sys.getrefcount(leaf) == uses[leaf] + 4
         if (
             alone
