@@ -113,6 +113,7 @@ def test_softmax_with_its_backward_pass_is_one_region():
     x = ft.asarray(np.random.default_rng(0).normal(size=(32, 64)))
     gradient = ft.grad(ft.cross_entropy(x, ft.asarray(np.arange(32))), x)
     assert ops_under([gradient], ALL).count("region") == 1
+    assert ops_under([gradient], ("expand", "fold", "cse")).count("exp") == 1
 
 
 def test_an_optimizer_step_is_one_region_a_parameter():
@@ -214,9 +215,9 @@ def test_the_cache_is_bounded():
 
 def test_passes_are_switched_by_name(monkeypatch):
     monkeypatch.setenv(passes.VARIABLE, "-fusion, -cse")
-    assert passes.enabled() == ("fold", "algebra")
+    assert passes.enabled() == ("expand", "fold", "algebra")
     monkeypatch.setenv(passes.VARIABLE, "none")
     assert passes.enabled() == ()
     monkeypatch.setenv(passes.VARIABLE, "-fussion")
-    with pytest.raises(ArgumentError, match=r"'-fussion'.*the passes are fold, algebra, cse, fusion"):
+    with pytest.raises(ArgumentError, match=r"'-fussion'.*the passes are expand, fold, algebra, cse, fusion"):
         passes.enabled()

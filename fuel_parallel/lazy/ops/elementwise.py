@@ -245,22 +245,32 @@ _GELU_CUBIC = 0.044715
 
 def _gelu_tanh(xp: Any, x: Any) -> Any:
     inner = x * x
-    inner *= _GELU_CUBIC
-    inner += 1
+    inner *= _GELU_SCALE * _GELU_CUBIC
+    inner += _GELU_SCALE
     inner *= x
-    inner *= _GELU_SCALE
     inner = xp.tanh(inner)
     inner += 1
-    inner *= x
     inner *= 0.5
+    inner *= x
     return inner
 
 
-def _gelu_tanh_vjp(g: Tensor, x: Tensor) -> Tensor:
+def _gelu_gate(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The square of x, the tanh, and (1 + tanh) / 2, which x is multiplied by."""
     x2 = x * x
-    t = tanh(x * (_GELU_SCALE + _GELU_SCALE * _GELU_CUBIC * x2))
-    inner = _GELU_SCALE + 3 * _GELU_SCALE * _GELU_CUBIC * x2
-    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
+    t = tanh(x * (_GELU_SCALE * _GELU_CUBIC * x2 + _GELU_SCALE))
+    return x2, t, 0.5 * (1 + t)
+
+
+def gelu_tanh_by_parts(x: Tensor) -> Tensor:
+    """The tanh form by elementary operations, which its derivative shares."""
+    return x * _gelu_gate(x)[2]
+
+
+def _gelu_tanh_vjp(g: Tensor, x: Tensor) -> Tensor:
+    # With gate h = (1 + t) / 2 the derivative of the gate is h * (1 - t) * inner'.
+    x2, t, h = _gelu_gate(x)
+    return g * (h * (1 + x * (1 - t) * (3 * _GELU_SCALE * _GELU_CUBIC * x2 + _GELU_SCALE)))
 
 
 def _gelu_erf_vjp(g: Tensor, x: Tensor) -> Tensor:
