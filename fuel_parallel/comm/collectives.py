@@ -45,7 +45,7 @@ def _reducible(x: Host, op: ReduceOp, world_size: int, run: Callable[[Host, Redu
     wide = x.astype(np.float32) if dtypes.is_half(x.dtype) else x
     result = run(wide, ReduceOp.SUM if op is ReduceOp.AVG else op)
     if op is ReduceOp.AVG:
-        result = result / result.dtype.type(world_size)
+        np.divide(result, result.dtype.type(world_size), out=result)
     return result.astype(x.dtype, copy=False)
 
 

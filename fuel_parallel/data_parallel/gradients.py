@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
 from fuel_parallel.errors import ArgumentError
+from fuel_parallel.lazy.ops import manipulation
+from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import flatten, unflatten
 from fuel_parallel.partitioning import partition
 
 
-def average_gradients(gradients: Any, comm: Communicator) -> Any:
+BUCKET_BYTES = 4 << 20
+"""Gradients travel in flat buckets of about this size: one message for many small ones, none so large that it blocks."""
+
+
+def average_gradients(gradients: Any, comm: Communicator, *, bucket_bytes: int = BUCKET_BYTES) -> Any:
     """The mean over all ranks of each gradient in a nest.
 
     Of a mean loss over equal shares of a batch it is the whole batch's gradient.
-    One all-reduce each, in the order of the nest, which must be the same on every rank.
+    Neighbours of one dtype are joined into buckets of about `bucket_bytes`, and each bucket is one all-reduce. Buckets are
+    made here, not by the planner, so that every rank makes the same ones whatever it realizes when.
     """
     leaves, structure = flatten(gradients)
-    return unflatten(structure, [comm.all_reduce(g, ReduceOp.AVG) for g in leaves])
+    if comm.world_size == 1:
+        return unflatten(structure, leaves)
+    averaged: list[Tensor] = []
+    for bucket in _buckets(leaves, bucket_bytes):
+        if len(bucket) == 1:
+            averaged.append(comm.all_reduce(bucket[0], ReduceOp.AVG))
+            continue
+        flat = comm.all_reduce(manipulation.concat([manipulation.reshape(g, (-1,)) for g in bucket]), ReduceOp.AVG)
+        start = 0
+        for g in bucket:
+            averaged.append(manipulation.reshape(flat[start : start + g.size], g.shape))
+            start += g.size
+    return unflatten(structure, averaged)
+
+
+def _buckets(gradients: list[Tensor], bucket_bytes: int) -> Iterator[list[Tensor]]:
+    """Runs of neighbours of one dtype; a bucket is closed when the next gradient would overfill it."""
+    bucket: list[Tensor] = []
+    filled = 0
+    for g in gradients:
+        if bucket and (filled + g.nbytes > bucket_bytes or g.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(g)
+        filled += g.nbytes
+    if bucket:
+        yield bucket
 
 
 def shard_rows(batch: int, comm: Communicator) -> range:

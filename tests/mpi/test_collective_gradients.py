@@ -197,6 +197,21 @@ def test_gather_and_shard_of_a_replicated_tensor_are_each_others_vjp():
     np.testing.assert_allclose(gradient, 2 * np.cos(2 * whole), rtol=1e-12)
 
 
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
+def test_buckets_of_any_size_average_each_gradient(bucket_bytes):
+    shapes = [(3,), (2, 4), (), (5, 1), (0,), (7,)]
+    kinds = [ft.float64, ft.float64, ft.float32, ft.float32, ft.float64, ft.float64]
+
+    def gradients(rank):
+        return [ft.asarray(values(s, rank, i)).astype(d) for i, (s, d) in enumerate(zip(shapes, kinds, strict=True))]
+
+    averaged = fp.data_parallel.average_gradients(gradients(RANK), world, bucket_bytes=bucket_bytes)
+    for i, found in enumerate(averaged):
+        wanted = np.mean([gradients(rank)[i].numpy() for rank in range(N)], axis=0)
+        assert (found.shape, found.dtype) == (shapes[i], kinds[i])
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
+
+
 def test_average_gradients_equals_the_whole_batch():
     weight0, batch = values((3, 2), 0), values((4 * N, 3), 0, 6)
     weight = ft.asarray(weight0)
