@@ -108,14 +108,17 @@ class Builder:
         return without_dead(Graph(self.old.leaves, tuple(self.constants), tuple(instructions), outputs))
 
 
-def trace(roots: Sequence[Node]) -> tuple[Graph, list[Node], list[Node]]:
+def trace(roots: Sequence[Node], first: Sequence[Node] = ()) -> tuple[Graph, list[Node], list[Node]]:
     """The graph below `roots`, the leaf nodes, and the computed nodes. Outputs are the roots, then all collectives.
+
+    Leaves begin with those named in `first`, used or not.
 
     Values of collectives are outputs since a collective runs once and somebody else may hold its node.
     """
     computed = [node for node in topological(roots) if node.value is None]
     # Leaves are numbered by their first use: their age differs from step to step, their use does not.
-    leaves = list(dict.fromkeys([i for node in computed for i in node.inputs if i.value is not None]))
+    used = [i for node in computed for i in node.inputs if i.value is not None]
+    leaves = list(dict.fromkeys([*first, *used]))
     number = {node: i for i, node in enumerate(leaves)}
     number.update({node: i for i, node in enumerate(computed, len(leaves))})
     instructions = tuple(

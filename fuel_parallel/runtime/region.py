@@ -85,6 +85,12 @@ def _unpick(xp: Any, g: Any, index: Any, classes: int) -> Any:
     return result
 
 
+def _scale_and_subtract(xp: Any, e: Any, rows: Any, g: Any, index: Any) -> Any:
+    result = e * rows
+    result[xp.arange(e.shape[0]), index[:, 0]] -= g[:, 0]
+    return result
+
+
 def _mean(xp: Any, x: Any, *attrs: Any) -> Any:
     return x.sum(axis=1, keepdims=True) / x.dtype.type(x.shape[1])
 
@@ -100,22 +106,9 @@ BLOCK_KERNELS: dict[str, Callable[..., Any]] = {
     "mean": _mean,
     "pick": _pick,
     "unpick": _unpick,
+    "scale_and_subtract": _scale_and_subtract,
     "reshape": _same,
-    "softmax": lambda xp, x, axis: _softmax(xp, x, 1),
-    "log_softmax": lambda xp, x, axis: _log_softmax(xp, x, 1),
 }
-
-
-def _softmax(xp: Any, x: Any, axis: int) -> Any:
-    from fuel_parallel.lazy.ops import neural
-
-    return neural.SOFTMAX.kernel(xp, x, axis)
-
-
-def _log_softmax(xp: Any, x: Any, axis: int) -> Any:
-    from fuel_parallel.lazy.ops import neural
-
-    return neural.LOG_SOFTMAX.kernel(xp, x, axis)
 
 
 def reusable(program: Program) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ import pytest
 from scipy import special
 
 import fuel_parallel.lazy as ft
-from fuel_parallel.lazy.node import OPS
+from fuel_parallel.lazy.node import OPS, apply
 from fuel_parallel.lazy.ops import neural
 
 Array = np.ndarray[Any, Any]
@@ -133,6 +133,26 @@ def attention_gradients_of_arrays(q: Array, k: Array, v: Array) -> Array:
     d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
     parts = (d_scores @ k, d_scores.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ g)
     return np.concatenate([p.reshape(-1) for p in parts])
+
+
+def nll(x: Array, index: Array) -> Array:
+    return -np.asarray(np.take_along_axis(np.log(softmax(x, -1)), index[..., None], -1)[..., 0])
+
+
+def nll_gradient(g: ft.Tensor, x: ft.Tensor, index: ft.Tensor) -> ft.Tensor:
+    return ft.grad(ft.cross_entropy(x, index, reduction="none"), x, cotangent=g)  # type: ignore[no-any-return]
+
+
+def nll_gradient_of_arrays(g: Array, x: Array, index: Array) -> Array:
+    return np.asarray(g[..., None] * (softmax(x, -1) - (index[..., None] == np.arange(x.shape[-1]))))
+
+
+def scale_and_subtract(e: ft.Tensor, rows: ft.Tensor, g: ft.Tensor, index: ft.Tensor) -> ft.Tensor:
+    return ft.Tensor(apply(neural.SCALE_AND_SUBTRACT, (e.node, rows.node, g.node, index.node)))
+
+
+def scaled_and_subtracted(e: Array, rows: Array, g: Array, index: Array) -> Array:
+    return np.asarray(e * rows - g[..., None] * (index[..., None] == np.arange(e.shape[-1])))
 
 
 UNARY: dict[str, tuple[Callable[..., Any], Array]] = {
@@ -271,6 +291,17 @@ CASES = [
     case("matmul", ft.matmul, np.matmul, both_signs(2, 1, 3, 4), both_signs(3, 4, 2)),
     case("pick", neural.pick, lambda x, i: np.take_along_axis(x, i[..., None], -1)[..., 0], CUBE, ints(4, 2, 3)),
     case("unpick", unpick, unpicked, X, ints(5, 2, 3)),
+    case("nll", lambda x, i: ft.cross_entropy(x, i, reduction="none"), nll, CUBE, ints(4, 2, 3)),
+    case("nll_backward", nll_gradient, nll_gradient_of_arrays, X, CUBE, ints(4, 2, 3)),
+    case(
+        "scale_and_subtract",
+        scale_and_subtract,
+        scaled_and_subtracted,
+        CUBE,
+        POSITIVE[..., None],
+        X,
+        ints(4, 2, 3),
+    ),
     case("attention", attend, attended, CUBE, both_signs(2, 5, 4), both_signs(2, 5, 3)),
     case(
         "attention_backward",

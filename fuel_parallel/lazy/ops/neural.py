@@ -9,7 +9,7 @@ from typing import Any
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Spec, apply, define
-from fuel_parallel.lazy.ops import binary, creation, elementwise, indexing, reductions
+from fuel_parallel.lazy.ops import binary, creation, elementwise, indexing, manipulation, reductions
 from fuel_parallel.lazy.ops.elementwise import in_float32
 from fuel_parallel.lazy.tensor import Tensor
 
@@ -82,9 +82,20 @@ def _normalize_kernel(xp: Any, x: Any, eps: float, centered: builtins.bool) -> A
     return normed
 
 
-def _normalize_vjp(g: Tensor, y: Tensor, x: Tensor, eps: float, centered: builtins.bool) -> Tensor:
+def _deviation(x: Tensor, eps: float, centered: builtins.bool) -> tuple[Tensor, Tensor]:
+    """What is scaled, and by what."""
     deviation = x - reductions.mean(x, axis=-1, keepdims=True) if centered else x
-    inverse = elementwise.rsqrt(reductions.mean(elementwise.square(deviation), axis=-1, keepdims=True) + eps)
+    return deviation, elementwise.rsqrt(reductions.mean(elementwise.square(deviation), axis=-1, keepdims=True) + eps)
+
+
+def normalize_by_parts(x: Tensor, eps: float, centered: builtins.bool) -> Tensor:
+    """The same by elementary operations, which its derivative shares."""
+    deviation, inverse = _deviation(x, eps, centered)
+    return deviation * inverse
+
+
+def _normalize_vjp(g: Tensor, y: Tensor, x: Tensor, eps: float, centered: builtins.bool) -> Tensor:
+    _, inverse = _deviation(x, eps, centered)
     inner = g - y * reductions.mean(g * y, axis=-1, keepdims=True)
     if centered:
         inner = inner - reductions.mean(g, axis=-1, keepdims=True)
@@ -167,6 +178,98 @@ def pick(x: Tensor, index: Tensor, /) -> Tensor:
     return Tensor(apply(PICK, (x.node, index.node)))
 
 
+def nll_by_parts(x: Tensor, index: Tensor) -> Tensor:
+    """The negative log-likelihood by elementary operations, which its derivative shares."""
+    shifted, _, total = exponentials(x, -1)
+    return manipulation.squeeze(elementwise.log(total), -1) - pick(shifted, index)
+
+
+def nll_backward_by_parts(g: Tensor, x: Tensor, index: Tensor) -> Tensor:
+    """g * (softmax(x) - one at the index), in one pass over the exponentials."""
+    _, e, total = exponentials(x, -1)
+    rows = manipulation.expand_dims(g, axis=-1) / total
+    return Tensor(apply(SCALE_AND_SUBTRACT, (e.node, rows.node, g.node, index.node)))
+
+
+def exponentials(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x less its maximum along an axis, the exponentials of that, and their sum."""
+    shifted = x - reductions.max(x, axis=axis, keepdims=True)
+    e = elementwise.exp(shifted)
+    return shifted, e, reductions.sum(e, axis=axis, keepdims=True)
+
+
+def _nll_kernel(xp: Any, x: Any, index: Any) -> Any:
+    return -_pick_kernel(xp, _log_softmax_kernel(xp, x, -1), index)
+
+
+def _nll_backward_kernel(xp: Any, g: Any, x: Any, index: Any) -> Any:
+    return _subtract_kernel(xp, _softmax_kernel(xp, x, -1), g[..., None], g, index)
+
+
+def _subtract_kernel(xp: Any, e: Any, rows: Any, g: Any, index: Any) -> Any:
+    result = (e * rows).reshape(-1, e.shape[-1])
+    result[xp.arange(g.size), index.reshape(-1)] -= g.reshape(-1)
+    return result.reshape(e.shape)
+
+
+def _as_composite(function: Callable[..., Tensor], place: int) -> Callable[..., Tensor]:
+    """The vjp, for input `place`, of an op that computes `function` of its floating inputs and a last one of integers."""
+
+    def vjp(h: Tensor, y: Tensor, *inputs: Tensor) -> Tensor:
+        from fuel_parallel.lazy.autograd import grad
+
+        # Inputs may depend on each other; here each is a variable of its own.
+        own = [elementwise.positive(t) for t in inputs[:-1]]
+        result: Tensor = grad(function(*own, inputs[-1]), own[place], cotangent=h)
+        return result
+
+    return vjp
+
+
+def _no_gradient(*_: Any) -> None:
+    return None
+
+
+def _infer_nll(x: Spec, index: Spec) -> Spec:
+    elementwise.check_domain("cross_entropy", x.dtype, dtypes.FLOATING)
+    return Spec(index.shape, x.dtype, x.device)
+
+
+NLL = define(
+    Op(
+        "nll",
+        _infer_nll,
+        in_float32(_nll_kernel),
+        vjp=(lambda g, y, x, index: Tensor(apply(NLL_BACKWARD, (g.node, x.node, index.node))), _no_gradient),
+        aliases=False,
+    )
+)
+NLL_BACKWARD = define(
+    Op(
+        "nll_backward",
+        infer=lambda g, x, index: x,
+        kernel=in_float32(_nll_backward_kernel),
+        vjp=(_as_composite(nll_backward_by_parts, 0), _as_composite(nll_backward_by_parts, 1), _no_gradient),
+        aliases=False,
+    )
+)
+SCALE_AND_SUBTRACT = define(
+    Op(
+        "scale_and_subtract",
+        infer=lambda e, rows, g, index: e,
+        kernel=_subtract_kernel,
+        vjp=(
+            lambda h, y, e, rows, g, index: h * rows,
+            lambda h, y, e, rows, g, index: reductions.sum(h * e, axis=-1, keepdims=True),
+            lambda h, y, e, rows, g, index: -pick(h, index),
+            _no_gradient,
+        ),
+        aliases=False,
+    )
+)
+"""e * rows, less g at the index: [..., classes], [..., 1], [...], integers [...]."""
+
+
 def cross_entropy(
     logits: Tensor, targets: Tensor, /, *, ignore_index: int | None = None, reduction: str = "mean"
 ) -> Tensor:
@@ -189,7 +292,7 @@ def cross_entropy(
         raise ArgumentError(f"cross_entropy: reduction is 'mean', 'sum' or 'none', not {reduction!r}")
     kept = None if ignore_index is None else targets != ignore_index
     safe = targets if kept is None else binary.where(kept, targets, 0)
-    losses = -pick(log_softmax(logits), safe)
+    losses = Tensor(apply(NLL, (logits.node, safe.node)))
     if kept is not None:
         losses = binary.where(kept, losses, 0.0)
     if reduction == "none":

@@ -12,7 +12,7 @@ import numpy as np
 
 from fuel_parallel.lazy.dtypes import is_half
 from fuel_parallel.lazy.node import Attrs, Spec, data_node
-from fuel_parallel.lazy.ops import elementwise, reductions
+from fuel_parallel.lazy.ops import elementwise, neural
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.runtime.graph import Builder, Graph, Instruction, trace
 
@@ -20,6 +20,7 @@ from fuel_parallel.runtime.graph import Builder, Graph, Instruction, trace
 def expand(graph: Graph) -> Graph:
     """Replaces instructions that have an expansion. The exponential of a log-softmax is taken as the softmax it is."""
     builder = Builder(graph)
+    graph_specs = graph.specs()
     for i in graph.instructions:
         name, inputs, attrs = i.op.name, i.inputs, i.attrs
         if name == "exp" and inputs[0] >= graph.first:
@@ -29,7 +30,8 @@ def expand(graph: Graph) -> Graph:
         if name not in _EXPANSIONS or is_half(i.spec.dtype) or not i.spec.size:
             builder.at.append(builder.keep(i))
             continue
-        body = _body(name, i.spec, attrs)
+        specs = tuple(graph_specs[v] for v in inputs)
+        body = _body(name, specs, attrs)
         builder.at.append(_inline(builder, body, [builder.at[v] for v in inputs], i))
     return builder.finish()
 
@@ -42,25 +44,20 @@ def _inline(builder: Builder, body: Graph, inputs: list[int], i: Instruction) ->
 
 
 @lru_cache(maxsize=1024)
-def _body(name: str, spec: Spec, attrs: Attrs) -> Graph:
-    """The expansion as a graph of one leaf."""
-    placeholder = data_node(np.empty(0), spec)
-    return trace([_EXPANSIONS[name](Tensor(placeholder), *attrs).node])[0]
-
-
-def _exponentials(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
-    shifted = x - reductions.max(x, axis=axis, keepdims=True)
-    e = elementwise.exp(shifted)
-    return shifted, e, reductions.sum(e, axis=axis, keepdims=True)
+def _body(name: str, specs: tuple[Spec, ...], attrs: Attrs) -> Graph:
+    """The expansion as a graph whose leaves are the inputs."""
+    placeholders = [data_node(np.empty(0), spec) for spec in specs]
+    result = _EXPANSIONS[name](*[Tensor(p) for p in placeholders], *attrs)
+    return trace([result.node], placeholders)[0]
 
 
 def _softmax(x: Tensor, axis: int) -> Tensor:
-    _, e, total = _exponentials(x, axis)
+    _, e, total = neural.exponentials(x, axis)
     return e / total
 
 
 def _log_softmax(x: Tensor, axis: int) -> Tensor:
-    shifted, _, total = _exponentials(x, axis)
+    shifted, _, total = neural.exponentials(x, axis)
     return shifted - elementwise.log(total)
 
 
@@ -68,4 +65,7 @@ _EXPANSIONS: dict[str, Callable[..., Tensor]] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "gelu_tanh": elementwise.gelu_tanh_by_parts,
+    "normalize": neural.normalize_by_parts,
+    "nll": neural.nll_by_parts,
+    "nll_backward": neural.nll_backward_by_parts,
 }

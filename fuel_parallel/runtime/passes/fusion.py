@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from fuel_parallel.lazy.dtypes import is_half, uint8
-from fuel_parallel.lazy.node import Shape, Spec
+from fuel_parallel.lazy.node import Attrs, Shape, Spec
 from fuel_parallel.runtime.graph import Builder, Graph, Instruction
 from fuel_parallel.runtime.region import BLOCK_ELEMENTS, ITEM, REGION, Extent, Operation, Program
 
@@ -161,7 +161,16 @@ def _may_fuse(i: Instruction, specs: list[Spec]) -> bool:
     if i.op.name in _ROW_REDUCTIONS:
         # Halves are summed in float32, which blocks of partial sums would round on the way.
         return not is_half(i.spec.dtype)
-    return i.op.name in ("reshape", "broadcast_to", "softmax", "log_softmax", "normalize", "pick", "unpick")
+    return i.op.name in (
+        "reshape",
+        "broadcast_to",
+        "softmax",
+        "log_softmax",
+        "normalize",
+        "pick",
+        "unpick",
+        "scale_and_subtract",
+    )
 
 
 Laid = tuple[Extent, dict[int, tuple[Extent, int]]]
@@ -193,6 +202,11 @@ def _lay(i: Instruction, spec: Spec, specs: list[Spec], group: _Group) -> Laid |
                 (Extent.FULL, {source: (Extent.ROW, 0), i.inputs[1]: (Extent.ROW, 0)}) if rows is Extent.ROW else None
             )
         return None
+    if name == "scale_and_subtract":
+        rows = {v: (known.get(v) or _row(specs[v].shape, group), 0) for v in i.inputs[1:]}
+        if extent is not Extent.FULL or any(kind is not Extent.ROW for kind, _ in rows.values()):
+            return None
+        return Extent.FULL, {source: (Extent.FULL, 0), **{v: (Extent.ROW, 0) for v in rows}}
     if extent is Extent.ROW and name == "sum" and i.attrs[0] == tuple(range(len(shape))):
         return Extent.TOTAL, {source: (extent, 0)}
     if extent is not Extent.FULL:
@@ -214,6 +228,10 @@ def _lay(i: Instruction, spec: Spec, specs: list[Spec], group: _Group) -> Laid |
     if name == "sum" and i.attrs[0] == tuple(range(last + 1)):
         return Extent.TOTAL, {source: (extent, 0)}
     return None
+
+
+def _row(shape: Shape, group: _Group) -> Extent | None:
+    return Extent.ROW if math.prod(shape) == group.rows else None
 
 
 def _is_full(shape: Shape, group: _Group) -> bool:
@@ -323,7 +341,7 @@ def _emit_region(
     sources = list(dict.fromkeys(v for i in instructions for v in i.inputs if v not in inside))
     register = {v: r for r, v in enumerate([*sources, *group.members])}
     operations = tuple(
-        Operation(i.op, tuple(register[v] for v in i.inputs), i.attrs, i.spec.dtype, group.extents[m])
+        Operation(i.op, tuple(register[v] for v in i.inputs), _on_blocks(i), i.spec.dtype, group.extents[m])
         for m, i in zip(group.members, instructions, strict=True)
     )
     rows, columns = group.rows, group.columns
@@ -347,6 +365,11 @@ def _emit_region(
         at[m] = builder.add(ITEM, (region,), (index,), specs[m], graph.instructions[m - graph.first].origin)
     for m in group.members:
         at.setdefault(m, region)
+
+
+def _on_blocks(i: Instruction) -> Attrs:
+    """The attributes of an operation on blocks, which have two dimensions."""
+    return (1,) if i.op.name in ("softmax", "log_softmax") else i.attrs
 
 
 def _bundle(specs: list[Spec], leaving: list[int]) -> Spec:
