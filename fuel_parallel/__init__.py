@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fuel_parallel.module import Module, Parameter, Variable
     from fuel_parallel.partitioning import partition
     from fuel_parallel.progress_bar import progress
+    from fuel_parallel.runtime.execute import memory_stats
     from fuel_parallel.runtime.realize import realize
 
 _HOME_OF = {
@@ -43,6 +44,7 @@ _HOME_OF = {
     "SymbolicComm": "fuel_parallel.comm",
     "Variable": "fuel_parallel.module",
     "init": "fuel_parallel.comm",
+    "memory_stats": "fuel_parallel.runtime.execute",
     "partition": "fuel_parallel.partitioning",
     "progress": "fuel_parallel.progress_bar",
     "realize": "fuel_parallel.runtime.realize",
@@ -68,6 +70,7 @@ __all__ = [
     "data_parallel",
     "init",
     "lazy",
+    "memory_stats",
     "optim",
     "partition",
     "progress",

@@ -22,22 +22,30 @@ _one_at_a_time = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Bytes of memory that plans use.
+    """Bytes of memory for the results of the last plan that ran.
 
-    `arena` is kept from run to run; `planned` is what the last plan's results were planned to take at most at one time,
-    `peak` what they took.
+    `planned` is what the plan asks for: its part of the arena and the results that leave it. `peak` is what the run
+    took; it is less where results took over the memory of leaves. `arena` is kept from run to run and as large as the
+    largest plan needs. Views, and memory that kernels make for themselves, are not counted.
     """
 
-    arena: int
     planned: int
     peak: int
+    arena: int
 
 
 _stats = MemoryStats(0, 0, 0)
 
 
 def memory_stats() -> MemoryStats:
-    """The memory of the last plan that ran; views and what kernels allocate for themselves are not counted."""
+    """The memory of the last plan that ran.
+
+    >>> import fuel_parallel.lazy as ft
+    >>> x = ft.asarray(np.ones((1000, 1000)))
+    >>> y = ft.sum(ft.matmul(ft.matmul(x, x), x)).realize()   # two products of 8 MB in the arena, one number leaves
+    >>> memory_stats().planned // 8_000_000
+    2
+    """
     return _stats
 
 
@@ -62,6 +70,7 @@ class _Run:
         self, plan: Plan, leaves: list[Any], computed: list[Node], spare: frozenset[int], taken: set[int]
     ) -> None:
         self.plan, self.computed, self.spare, self.taken = plan, computed, spare, taken
+        self.new_bytes = 0
         self.values = [*leaves, *plan.constants, *[None] * len(plan.steps)]
 
     def run(self) -> list[Any]:
@@ -85,6 +94,10 @@ class _Run:
                     raise _failure(step, arguments, self.computed[step.origin], reason) from reason
                 for slot in step.dies:
                     values[slot] = None
+        global _stats
+        memory = plan.memory
+        planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + self.new_bytes
+        _stats = MemoryStats(planned, peak, _arena.memory.nbytes)
         return [values[slot] for slot in plan.outputs]
 
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
@@ -109,7 +122,10 @@ class _Run:
             return _arena.view(place)
         if place.leaf in self.spare:
             self.taken.add(place.leaf)
-            return self.values[place.leaf].reshape(place.spec.shape)
+            array = self.values[place.leaf]
+            # The array itself where it fits: a view would not own its memory, and could not be taken over next time.
+            return array if array.shape == place.spec.shape else array.reshape(place.spec.shape)
+        self.new_bytes += place.spec.nbytes
         return np.empty(place.spec.shape, dtype=place.spec.dtype)
 
 

@@ -43,8 +43,8 @@ class MemoryPlan:
 
     places: tuple[tuple[Place, ...], ...]
     arena_bytes: int
-    peak_bytes: int
-    """Most bytes of results that live at one time, views and memory that kernels make for themselves aside."""
+    leaving_bytes: int
+    """Bytes of results that outlive the plan."""
 
 
 @dataclass(eq=False, slots=True)
@@ -67,7 +67,8 @@ def plan_memory(graph: Graph) -> MemoryPlan:
     living = [a for allocations in results for a in allocations if not a.escapes]
     arena = _assign_offsets(living)
     places = tuple(tuple(Place(a.spec, a.offset, a.leaf) for a in allocations) for allocations in results)
-    return MemoryPlan(places, arena, _peak(results, len(graph.instructions)))
+    leaving = sum(a.nbytes for allocations in results for a in allocations if a.escapes)
+    return MemoryPlan(places, arena, leaving)
 
 
 def _allocations(graph: Graph) -> tuple[list[set[_Allocation]], list[list[_Allocation]]]:
@@ -121,11 +122,13 @@ def _take_over(graph: Graph, owners: list[set[_Allocation]], results: list[list[
     for position, i in enumerate(graph.instructions):
         if i.op is not REGION or not results[position]:
             continue
-        program = i.attrs[0]
-        for output, register in reusable(program):
-            value = i.inputs[register]
-            if value < len(graph.leaves) and last_read[value] == position and value not in kept:
-                results[position][output].leaf = value
+        free = {
+            register
+            for register, value in enumerate(i.inputs)
+            if value < len(graph.leaves) and last_read[value] == position and value not in kept
+        }
+        for output, register in reusable(i.attrs[0], free):
+            results[position][output].leaf = i.inputs[register]
 
 
 def _assign_offsets(allocations: Sequence[_Allocation]) -> int:
@@ -145,20 +148,6 @@ def _assign_offsets(allocations: Sequence[_Allocation]) -> int:
         placed.append(a)
         placed.sort(key=lambda b: b.offset)
     return total
-
-
-def _peak(results: list[list[_Allocation]], count: int) -> int:
-    change = [0] * (count + 2)
-    for allocations in results:
-        for a in allocations:
-            if a.leaf < 0:
-                change[a.first] += a.nbytes
-                change[count if a.escapes else a.last + 1] -= a.nbytes
-    peak = level = 0
-    for difference in change:
-        level += difference
-        peak = max(peak, level)
-    return peak
 
 
 @dataclass

@@ -111,8 +111,8 @@ BLOCK_KERNELS: dict[str, Callable[..., Any]] = {
 }
 
 
-def reusable(program: Program) -> list[tuple[int, int]]:
-    """Pairs (output, input register) of equal form, where the output may be written over the input.
+def reusable(program: Program, free: set[int]) -> list[tuple[int, int]]:
+    """Pairs (output, input register in `free`) of equal form, where the output may be written over the input.
 
     Both cover the whole grid, and no operation reads a block of the input after the output's block was written.
     """
@@ -124,7 +124,7 @@ def reusable(program: Program) -> list[tuple[int, int]]:
         operation = program.operations[register - first]
         if operation.extent is not Extent.FULL:
             continue
-        for source in range(first):
+        for source in sorted(free):
             fits = program.inputs[source][0] is Extent.FULL and program.input_dtypes[source] == operation.dtype
             if fits and source not in taken and last_read.get(source, -1) <= register:
                 taken.add(source)

@@ -213,7 +213,7 @@ def _subtract_kernel(xp: Any, e: Any, rows: Any, g: Any, index: Any) -> Any:
 
 
 def _as_composite(function: Callable[..., Tensor], place: int) -> Callable[..., Tensor]:
-    """The vjp, for input `place`, of an op that computes `function` of its floating inputs and a last one of integers."""
+    """The vjp, for input `place`, of an op that computes `function` of floating inputs and a last one of integers."""
 
     def vjp(h: Tensor, y: Tensor, *inputs: Tensor) -> Tensor:
         from fuel_parallel.lazy.autograd import grad

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+
 import numpy as np
 
 from fuel_parallel.lazy.dtypes import is_half

@@ -206,7 +206,7 @@ def _lay(i: Instruction, spec: Spec, specs: list[Spec], group: _Group) -> Laid |
         rows = {v: (known.get(v) or _row(specs[v].shape, group), 0) for v in i.inputs[1:]}
         if extent is not Extent.FULL or any(kind is not Extent.ROW for kind, _ in rows.values()):
             return None
-        return Extent.FULL, {source: (Extent.FULL, 0), **{v: (Extent.ROW, 0) for v in rows}}
+        return Extent.FULL, {source: (Extent.FULL, 0), **dict.fromkeys(rows, (Extent.ROW, 0))}
     if extent is Extent.ROW and name == "sum" and i.attrs[0] == tuple(range(len(shape))):
         return Extent.TOTAL, {source: (extent, 0)}
     if extent is not Extent.FULL:

@@ -1,0 +1,111 @@
+"""The memory plan: no two living values share bytes, and what was planned is what is taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fuel_parallel as fp
+import fuel_parallel.lazy as ft
+from fuel_parallel.runtime import passes
+from fuel_parallel.runtime.graph import trace
+from fuel_parallel.runtime.memory import ALIGNMENT
+from fuel_parallel.runtime.plan import make_plan
+from fuel_parallel.runtime.region import ITEM, REGION
+
+
+def random_graph(draw):
+    pool = [ft.asarray(np.ones((20, 20))), ft.asarray(np.full((20, 20), 0.5))]
+    for _ in range(draw(st.integers(2, 20))):
+        a, b = (pool[draw(st.integers(0, len(pool) - 1))] for _ in range(2))
+        made = [
+            ft.tanh(a),
+            a + b,
+            a.T * 2,
+            a @ b,
+            ft.reshape(a, (20, 20)),
+            a[::-1],
+            ft.concat([a, b])[5:25],
+            ft.softmax(a),
+        ]
+        pool.append(draw(st.sampled_from(made)) * 0.1)
+    chosen = draw(st.lists(st.integers(2, len(pool) - 1), min_size=1, max_size=3, unique=True))
+    return [pool[i] for i in chosen]
+
+
+@given(st.data(), st.sampled_from([(), tuple(passes.PASSES)]))
+@settings(max_examples=80)
+def test_places_that_live_at_one_time_do_not_overlap(data, names):
+    """Replays the plan: a place may be written only when no value that is still to be read lies in it."""
+    graph, _, _ = trace([t.node for t in random_graph(data.draw)])
+    plan = make_plan(graph, names)
+    lies_in: dict[int, list[tuple[int, int]]] = {}
+    living: set[int] = set()
+    regions: set[int] = set()
+    for step in plan.steps:
+        mine = [(p.offset, p.offset + p.spec.nbytes) for p in step.places if p.offset >= 0]
+        for slot in living:
+            for start, stop in lies_in[slot] if slot not in regions else []:
+                assert all(stop <= low or high <= start for low, high in mine)
+        assert all(low % ALIGNMENT == 0 and high <= plan.memory.arena_bytes for low, high in mine)
+        inputs = [lies_in.get(s, []) for s in step.inputs]
+        if step.op is ITEM:
+            lies_in[step.output] = [r for r in inputs[0][step.attrs[0] : step.attrs[0] + 1] if r[0] >= 0]
+        elif step.op is REGION:
+            lies_in[step.output] = [(p.offset, p.offset + p.spec.nbytes) for p in step.places]
+        else:
+            lies_in[step.output] = mine or [r for ranges in inputs for r in ranges if step.op.aliases]
+        living.add(step.output)
+        regions |= {step.output} if step.op is REGION else set()
+        living -= set(step.dies)
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_no_run_takes_more_than_was_planned(data):
+    tensors = random_graph(data.draw)
+    fp.realize(tensors)
+    for t in tensors:
+        assert np.isfinite(t.numpy()).all()
+    assert fp.memory_stats().peak <= fp.memory_stats().planned
+
+
+def test_a_chain_of_products_needs_two_places():
+    x = ft.asarray(np.ones((64, 64)))
+    y = x
+    for _ in range(10):
+        y = y @ x * 0.01
+    plan = make_plan(trace([ft.sum(y).node])[0], tuple(passes.PASSES))
+    assert plan.memory.arena_bytes == 2 * x.nbytes
+
+
+def test_planned_is_what_a_run_takes_when_nothing_is_replaced():
+    model = fp.Linear(64, 64, ft.random.Generator(0))
+    optimizer = fp.optim.AdamW(model.parameters())
+    fp.realize(model, optimizer)
+    held = [p.numpy() for p in [*model.parameters(), *optimizer.means, *optimizer.squares]]
+    optimizer.update(ft.grad(ft.sum(model(ft.ones((4, 64)))), model.parameters()))
+    fp.realize(model, optimizer)
+    assert fp.memory_stats().peak == fp.memory_stats().planned
+    assert fp.memory_stats().arena >= 0
+    assert all(h.shape for h in held)
+
+
+def test_replaced_parameters_take_no_new_memory():
+    model = fp.Linear(256, 256, ft.random.Generator(0))
+    optimizer = fp.optim.AdamW(model.parameters())
+    fp.realize(model, optimizer)
+    for _ in range(3):
+        optimizer.update(ft.grad(ft.sum(ft.square(model(ft.ones((4, 256))))), model.parameters()))
+        fp.realize(model, optimizer)
+    stats = fp.memory_stats()
+    assert stats.planned - stats.peak >= 3 * model.weight.nbytes
+
+
+@pytest.mark.parametrize("names", [(), tuple(passes.PASSES)])
+def test_a_plan_can_be_printed(names):
+    text = str(make_plan(trace([ft.sum(ft.tanh(ft.ones((300, 300)) * 2)).node])[0], names))
+    assert text.startswith("plan: 0 leaves")
+    assert "arena of" in text
