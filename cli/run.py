@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ import click
 from fuel_parallel import environment
 from fuel_parallel.environment import LauncherClaim
 from fuel_parallel.errors import LaunchError
+from fuelrun.launch.rank import TRACE
 from fuelrun.launch.script import Script
 
 
@@ -74,6 +76,7 @@ class RunCommand(click.Command):
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`.")
 @click.option("--threads", type=Count("the threads of a rank"), metavar="K", help="Threads of a rank [default: 1].")
 @click.option("--tag-output", is_flag=True, help="Put [rank/N] before every line of output.")
+@click.option("--trace", metavar="FILE", help="Write what every rank did when, for `fuelrun trace` and Perfetto.")
 @click.option("--dry-run", is_flag=True, help="Show the command line and start nothing.")
 @click.option(
     "--grace", type=Seconds(), default=5.0, metavar="S", help="Seconds for the script after Ctrl-C [default: 5]."
@@ -89,6 +92,7 @@ def run(
     module: bool,
     threads: int | None,
     tag_output: bool,
+    trace: str | None,
     dry_run: bool,
     grace: float,
     mpirun: str | None,
@@ -108,12 +112,15 @@ def run(
     if claim is not None and inside:
         _refuse_to_nest(claim, ranks)
     _check(target)
+    trace_to = _prepare_trace(trace) if trace else None
     if inside or (ranks or 1) == 1:
         from fuelrun.launch.rank import become_rank, rank_command
 
         if dry_run:
-            click.echo(shlex.join(rank_command(target, threads=threads, tag_output=tag_output)))
+            click.echo(shlex.join(rank_command(target, threads=threads, tag_output=tag_output, trace=trace_to)))
             return 0
+        if trace_to:
+            os.environ[TRACE] = str(trace_to)
         become_rank(target, threads=threads, tag_output=tag_output)
 
     from fuelrun.launch.find import find_engine
@@ -123,6 +130,7 @@ def run(
     options = Options(
         threads=threads,
         tag_output=tag_output,
+        trace=trace_to,
         mpi_arguments=tuple(word for words in mpi_args for word in shlex.split(words)),
         grace=grace,
         verbose=verbose,
@@ -136,12 +144,46 @@ def run(
         click.echo(f"fuelrun: {note}", err=True)
     if verbose:
         click.echo(f"fuelrun: {plan.shell_line()}", err=True)
+    if trace_to:
+        _remove_traces(trace_to)
     verdict = supervise(plan)
     for text in verdict.unexplained if not verbose else ():
         click.echo(text, err=True, nl=False)
     if verdict.message:
         click.echo(f"fuelrun: {verdict.message}", err=True)
+    if trace_to:
+        outcome = _gather_traces(trace_to, ranks or 1)
+        if not quiet:
+            click.echo(f"fuelrun: {outcome}", err=True)
     return verdict.code
+
+
+def _prepare_trace(name: str) -> Path:
+    """Where the trace goes; a folder that is not there is found out before the job, not after it."""
+    path = Path(name).absolute()
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise click.UsageError(f"--trace takes a file that can be written; {name} cannot")
+    return path
+
+
+def _remove_traces(path: Path) -> None:
+    """What an earlier job left would be taken for this one's."""
+    from fuelrun.launch.traces import rank_files
+
+    for file in (path, *rank_files(path)):
+        file.unlink(missing_ok=True)
+
+
+def _gather_traces(path: Path, ranks: int) -> str:
+    """One file of all ranks' files; returns what the user should know about it."""
+    from fuelrun.launch.traces import gather
+
+    found = gather(path)
+    if not found:
+        return f"no trace: no rank realized anything, or could write to {path.parent}"
+    name = os.path.relpath(path)
+    of = f"{ranks} ranks" if len(found) == ranks else f"{len(found)} of {ranks} ranks"
+    return f"trace of {of} in {name}: `fuelrun trace {shlex.quote(name)}` sums it up, ui.perfetto.dev shows it"
 
 
 def _refuse_to_nest(claim: LauncherClaim, ranks: int | None) -> None:

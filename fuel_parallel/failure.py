@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -61,6 +61,9 @@ class _Rank:
 
 
 _this_rank: _Rank | None = None
+before_the_end: list[Callable[[], None]] = []
+"""Called when this rank fails, since `atexit` is not."""
+
 _ending = False  # a failure of one thread is not taken back by the good end of another
 
 
@@ -157,6 +160,9 @@ def end_rank(error: BaseException) -> NoReturn:
         timer = threading.Timer(_ABORT_S, os._exit, args=(code,))
         timer.daemon = True
         timer.start()
+    for call in before_the_end:
+        with contextlib.suppress(Exception):
+            call()
     summary = _one_line(error)
     report = _tagged(describe(error))
     if not write_record(code, summary or f"sys.exit({code})", report) and report:

@@ -29,6 +29,7 @@ JOB_DIR = "FUEL_JOB_DIR"
 SUPERVISOR = "FUEL_SUPERVISOR"
 TAG_OUTPUT = "FUEL_TAG_OUTPUT"
 THREADS = "FUEL_THREADS"
+TRACE = "FUEL_TRACE"  # read by fuel_parallel.runtime.trace
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -53,10 +54,13 @@ def thread_variables(environ: dict[str, str], threads: int | None = None) -> dic
     return {name: usual for name in THREAD_VARIABLES if name not in environ}
 
 
-def rank_command(target: Script, *, threads: int | None = None, tag_output: bool = False) -> list[str]:
+def rank_command(
+    target: Script, *, threads: int | None = None, tag_output: bool = False, trace: Path | None = None
+) -> list[str]:
     """The command line that does what `become_rank` does."""
     settings = [f"{THREADS}={threads}"] if threads is not None else []
     settings += [f"{TAG_OUTPUT}=1"] if tag_output else []
+    settings += [f"{TRACE}={trace}"] if trace else []
     return [*(("env", *settings) if settings else ()), sys.executable, "-m", "fuelrun.launch.rank", *target.command()]
 
 

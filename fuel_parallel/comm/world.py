@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 
 from fuel_parallel import environment, failure
+from fuel_parallel.comm import clock
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.identity import IdentityComm
 from fuel_parallel.comm.mpi import MpiComm, finish_sends
@@ -52,6 +54,8 @@ def _make_world() -> Communicator:
     failure.install(MPI.COMM_WORLD.Get_rank(), size)
     # mpi4py finalizes MPI at exit; what is registered later runs before that.
     atexit.register(_finish)
+    if os.environ.get("FUEL_TRACE"):
+        clock.compare(MPI.COMM_WORLD)
     return MpiComm()
 
 

@@ -15,6 +15,7 @@ from fuel_parallel.lazy.node import Node, describe_line
 from fuel_parallel.runtime.memory import Arena, Place
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import REGION, region_into
+from fuel_parallel.runtime.trace import recorder
 
 _arena = Arena()
 _one_at_a_time = threading.RLock()
@@ -76,6 +77,7 @@ class _Run:
     def run(self) -> list[Any]:
         plan, values = self.plan, self.values
         _arena.at_least(plan.memory.arena_bytes)
+        compute = recorder.timed(plan, self.computed, self._compute) if recorder else self._compute
         device = ""
         with ExitStack() as active:
             for step in plan.steps:
@@ -87,7 +89,7 @@ class _Run:
                     active.enter_context(backend.running())
                 arguments = [values[slot] for slot in step.inputs]
                 try:
-                    values[step.output] = self._compute(step, xp, arguments)
+                    values[step.output] = compute(step, xp, arguments)
                 except FuelError:
                     raise
                 except Exception as reason:
@@ -98,6 +100,8 @@ class _Run:
         memory = plan.memory
         planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + self.new_bytes
         _stats = MemoryStats(planned, peak, _arena.memory.nbytes)
+        if recorder:
+            recorder.ran(_arena.memory.nbytes)
         return [values[slot] for slot in plan.outputs]
 
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:

@@ -15,6 +15,7 @@ from fuel_parallel.lazy.tree import tensors_of
 from fuel_parallel.runtime.execute import execute
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.plan import plans
+from fuel_parallel.runtime.trace import recorder
 
 
 def realize(*things: Any) -> None:
@@ -60,16 +61,24 @@ def _newest_collective(roots: list[Node]) -> int:
 
 
 def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
+    if recorder:
+        recorder.begin()
     graph, leaves, computed = trace(roots)
+    if recorder:
+        recorder.phase("plan")
     plan = plans.plan_for(graph)
     spare = _held_by_the_graph_alone(leaves, computed)
     taken: set[int] = set()
+    if recorder:
+        recorder.phase("run")
     try:
         values = execute(plan, [node.value for node in leaves], computed, spare, taken)
     except BaseException:
         for number in taken:
             lose(leaves[number])
         raise
+    if recorder:
+        recorder.phase("keep")
     # A variable ends here: for what was computed from it, it is a leaf.
     ends = [*leaves, *[node for node in computed if not node.inputs or node in state]]
     history = History.of(ends) if targets - state else None
@@ -80,6 +89,8 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
             node.value = value
             continue
         node.release(backend_of(node.spec.device).settle(value), None if node in state else history)
+    if recorder:
+        recorder.phase("")
 
 
 def _held_by_the_graph_alone(leaves: list[Node], computed: list[Node]) -> frozenset[int]:

@@ -47,7 +47,7 @@ Compute = Callable[[Step, Any, list[Any]], Any]
 
 
 class Recorder:
-    """Notes of this process. Events are (number of the step, begin, end) in nanoseconds; negative numbers are phases."""
+    """Notes of this process. Events are (step, begin, end) in nanoseconds; negative steps are phases."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -146,7 +146,8 @@ class Recorder:
             "accuracy_ns": clock.mine.accuracy_ns,
             "dropped": self.dropped,
         }
-        yield f'{{"displayTimeUnit":"ms","fuel_parallel":{json.dumps({"version": FORMAT, "ranks": [about]})},"traceEvents":['
+        header = json.dumps({"version": FORMAT, "ranks": [about]})
+        yield f'{{"displayTimeUnit":"ms","fuel_parallel":{header},"traceEvents":['
         yield json.dumps(
             {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}, {about['host']}"}}
         )
