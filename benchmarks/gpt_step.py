@@ -33,6 +33,7 @@ PEERS: dict[str, tuple[str, dict[str, str]]] = {
     "torch-compile": ("peers/torch_gpt.py", {"GPT_COMPILE": "1"}),
     "jax": ("peers/jax_gpt.py", {}),
     "mlx": ("peers/mlx_gpt.py", {}),
+    "traced": ("gpt_model.py", {}),  # ourselves under `fuelrun --trace`: what tracing costs
 }
 
 
@@ -46,7 +47,11 @@ def all_workers(config: Config, ranks: int, peer: str | None, python: str) -> It
             "ours": race.under_fuelrun("fuel-parallel", "gpt_model.py", folder, ranks),
             "gemm_floor": race.by_hand("the GEMM floor", sys.executable, "limits.py", folder, ranks),
         }
-        if peer:
+        if peer == "traced":
+            workers["peer"] = race.under_fuelrun(
+                "traced", PEERS[peer][0], folder, ranks, "--trace", str(folder / "trace.json")
+            )
+        elif peer:
             script, more = PEERS[peer]
             workers["peer"] = race.by_hand(peer, python, script, folder, ranks, **more)
         yield {name: stack.enter_context(each) for name, each in workers.items()}

@@ -147,9 +147,10 @@ class Workers:
                     process.wait()
 
 
-def under_fuelrun(name: str, script: str, folder: Path, ranks: int) -> Workers:
+def under_fuelrun(name: str, script: str, folder: Path, ranks: int, *options: str) -> Workers:
     """Workers in this Python, started by fuelrun."""
-    command = [sys.executable, "-m", "fuelrun", "--quiet", "-n", str(ranks), str(HERE / script), str(folder)]
+    fuelrun = [sys.executable, "-m", "fuelrun", "--quiet", *options, "-n", str(ranks)]
+    command = [*fuelrun, str(HERE / script), str(folder)]
     return Workers(name, [command], ranks, [environment()])
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_phases_follow_each_other_and_the_script_has_the_rest(tmp_path: Path) ->
     assert all(counts[phase] == 3 for phase in trace.PHASES)
     assert counts["script"] == 2
     spans.sort(key=lambda e: e["ts"])
-    for before, after in zip(spans, spans[1:], strict=False):
+    for before, after in pairwise(spans):
         assert after["ts"] - before["ts"] - before["dur"] == pytest.approx(0, abs=50)
 
 

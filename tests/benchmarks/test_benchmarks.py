@@ -1,0 +1,75 @@
+"""The benchmarks run and report what they promise; how fast anything is, is not tested."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuel_parallel.environment import without_launcher
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TINY = ["--dim=16", "--layers=1", "--heads=2", "--context=8", "--batch=2", "--vocabulary=32"]
+
+
+def run(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in without_launcher(os.environ).items() if not name.startswith("FUEL_")}
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *words], env=environ, capture_output=True, text=True, timeout=110
+    )
+
+
+def report(script: str, *words: str) -> dict[str, Any]:
+    done = run(script, "--json", *words)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_gpt_step_reports_ours_and_the_floor(ranks: int) -> None:
+    found = report("gpt_step.py", "--steps", "2", "--ranks", str(ranks), *TINY)
+    assert found["ranks"] == ranks
+    for name in ("ours", "gemm_floor"):
+        assert 0 < found[f"{name}_min_ms"] <= found[f"{name}_ms"] <= found[f"{name}_max_ms"]
+    assert found["floor_over_ours"] > 0
+    assert found["ours_peak_bytes"] > 0
+    # Five steps on random tokens begin at the logarithm of the vocabulary.
+    assert len(found["losses"]["ours"]) == 5
+    assert found["losses"]["ours"][0] == pytest.approx(3.466, abs=0.05)
+
+
+def test_a_race_reports_the_peer_and_the_ratio() -> None:
+    found = report("gpt_step.py", "--steps", "2", "--peer", "traced", *TINY)
+    assert found["losses"]["ours"] == found["losses"]["peer"]
+    assert found["ours_over_traced"] == found["ours_over_peer"] > 0
+    assert {"peer_ms", "peer_min_ms", "peer_max_ms", "peer_peak_bytes"} <= found.keys()
+    assert set(found["versions"]) == {"ours", "gemm_floor", "peer"}
+
+
+def test_a_peer_that_is_not_there_is_an_error() -> None:
+    done = run("gpt_step.py", "--steps", "1", "--peer", "torch", "--peer-python", "/no/such/python", *TINY)
+    assert done.returncode == 1
+    assert "/no/such/python" in done.stderr
+
+
+def test_the_limits_are_rates() -> None:
+    found = report("limits.py", "--rounds", "2", *TINY)
+    assert found["gemm_floor_ms"] > 0
+    assert found["gflop"] > 0
+    assert all(row["gflop_s"] > 0 for row in found["gemms"])
+    assert {(row["pass"], row["where"]) for row in found["bandwidth"]} == {
+        (name, where) for name in ("copy", "add") for where in ("memory", "cache")
+    }
+
+
+def test_the_start_up_is_timed_side_by_side() -> None:
+    found = report("start_up.py", "--rounds", "1")
+    assert found["fuelrun_ms"] > 0
+    assert found["mpirun_ms"] > 0
+    assert found["torchrun"] == "skipped: no Python with torch was named (--torch-python)"
