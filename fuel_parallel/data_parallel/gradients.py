@@ -12,17 +12,16 @@ from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import flatten, unflatten
 from fuel_parallel.partitioning import partition
 
-
 BUCKET_BYTES = 4 << 20
-"""Gradients travel in flat buckets of about this size: one message for many small ones, none so large that it blocks."""
+"""Gradients travel in flat buckets of about this size: one message for many small ones, none of them too large."""
 
 
 def average_gradients(gradients: Any, comm: Communicator, *, bucket_bytes: int = BUCKET_BYTES) -> Any:
     """The mean over all ranks of each gradient in a nest.
 
     Of a mean loss over equal shares of a batch it is the whole batch's gradient.
-    Neighbours of one dtype are joined into buckets of about `bucket_bytes`, and each bucket is one all-reduce. Buckets are
-    made here, not by the planner, so that every rank makes the same ones whatever it realizes when.
+    Neighbours of one dtype are joined into buckets of about `bucket_bytes`, and each bucket is one all-reduce. Buckets
+    are made here, not by the planner, so that every rank makes the same ones whatever it realizes when.
     """
     leaves, structure = flatten(gradients)
     if comm.world_size == 1:
