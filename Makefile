@@ -5,16 +5,23 @@
 #   make test-mpich    the MPI tests under MPICH, in an environment of its own
 #   make lint types    ruff; mypy on the installed package
 #   make docs          the documentation, into docs/_build/html
+#   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)
 #   make clean         removes all that the others made
 #
-# Settings: PYTHON=python3.12 (for a new environment), RANKS="2 4", PYTEST_ARGS="-k collectives".
+# Settings: PYTHON=python3.12 (for a new environment), RANKS="2 4", PYTEST_ARGS="-k collectives", BENCH_ARGS="--steps 10".
 
 PYTHON ?= python3
 RANKS ?= 1 2 3 4
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 MPICH_VENV := .venv-mpich
+BENCH_VENV := .venv-bench
+
+# Who is raced, each for itself: one that cannot be installed is skipped. PyTorch's own index has wheels without CUDA.
+PEERS := torch==2.13.0 jax mlx[cpu]
+PEERS_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu
 
 # One thread a rank; a job that hangs is ended, whatever the tests' own timeouts do.
 export OMP_NUM_THREADS := 1
@@ -29,7 +36,7 @@ OPENMPI_OPTIONS := --map-by slot:OVERSUBSCRIBE --bind-to none --mca mpi_yield_wh
 # Open MPI gives rank 0 a terminal even where there is none.
 PYTEST_OPTIONS := $(if $(CI),--color=no) $(PYTEST_ARGS)
 
-.PHONY: demo test test-mpich lint types docs clean help
+.PHONY: demo test test-mpich lint types docs bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -77,14 +84,17 @@ docs: $(VENV)/docs.stamp
 	$(VENV)/bin/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+bench: $(VENV)/demo.stamp $(BENCH_VENV)/peers.stamp
+	$(VENV)/bin/python benchmarks/report.py --peer-python $(BENCH_VENV)/bin/python $(BENCH_ARGS)
+
 clean:
-	rm -rf $(VENV) $(MPICH_VENV) build dist fuel_parallel.egg-info docs/_build docs/api
+	rm -rf $(VENV) $(MPICH_VENV) $(BENCH_VENV) build dist fuel_parallel.egg-info docs/_build docs/api
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments. A stamp says that an environment has what its target needs, and stays valid until setup.cfg changes.
 
-$(VENV)/bin/python $(MPICH_VENV)/bin/python:
+$(VENV)/bin/python $(MPICH_VENV)/bin/python $(BENCH_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "fuel-parallel needs Python 3.11 or newer, but PYTHON=$(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
 	    echo "Name another one, as in: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -102,4 +112,9 @@ $(VENV)/%.stamp: setup.cfg | $(VENV)/bin/python
 
 $(MPICH_VENV)/%.stamp: setup.cfg | $(MPICH_VENV)/bin/python
 	$(MPICH_VENV)/bin/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	@touch $@
+
+$(BENCH_VENV)/peers.stamp: Makefile | $(BENCH_VENV)/bin/python
+	$(BENCH_VENV)/bin/python -m pip install --quiet numpy
+	for peer in $(PEERS); do $(BENCH_VENV)/bin/python -m pip install --quiet $(PEERS_INDEX) "$$peer" || echo "no $$peer"; done
 	@touch $@

@@ -1,0 +1,306 @@
+"""Runs all benchmarks and writes docs/benchmarks.md; `make bench`.
+
+    python benchmarks/report.py --peer-python .venv-bench/bin/python
+
+A peer that cannot run here is in the report, with the reason. Each part is a command of its own, shown above its table.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import race
+
+import fuel_parallel
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
+PEERS = ("torch", "torch-compile", "jax", "mlx")
+FEWER_STEPS = {"mlx": 5}  # it is far slower than the others on x86
+ALONE = {"mlx": "its backends for several processes are not measured"}
+
+HEAD = """\
+# Benchmarks
+
+`make bench` measures all of this and writes this page. It installs the peers in an environment of their own
+(`.venv-bench`). One thread a rank everywhere.
+
+What is compared runs in one session and takes turns, step by step, ours first in one round and last in the next. A
+ratio is the median of the ratios of neighbours, so that a disturbance of the machine, which meets both, hardly counts;
+it is therefore not the ratio of the two medians beside it. Below 1, ours is faster.
+"""
+
+GPT = """\
+## GPT training step
+
+Forward, backward and AdamW of a GPT with 4 layers, 4 heads, width 256, vocabulary 4096, on 8 x 128 random tokens a
+rank, float32: pre-norm layer norm, learned positions, biases, tanh-GELU, a head of its own. All start from the same
+weights, and the run fails unless the losses of five steps agree to 1e-3. PyTorch uses `scaled_dot_product_attention`
+and fused AdamW, and on two ranks DistributedDataParallel over gloo; JAX one jitted function with donated state; MLX
+`mx.compile`, its fast layer norm and attention.
+
+*GEMM floor* is the time of the step's matrix products alone, by numpy, into memory that is there already. *Peak* is
+what the process grew by since before the model was built, at most.
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command printed, or why it could not."""
+
+    command: tuple[str, ...]
+    found: dict[str, Any]
+    skipped: str = ""
+
+
+def run(*words: str, shown: Sequence[str] = ()) -> Outcome:
+    """Runs `python benchmarks/WORDS --json`. A failure is an outcome, too."""
+    click.echo(f"  {shlex.join(words)}", err=True)
+    script, *rest = words
+    launcher = ["-m", "fuelrun", "--quiet", "-n", "2"] if script == "all_reduce.py" else []
+    command = [sys.executable, *launcher, str(ROOT / "benchmarks" / script), "--json", *rest]
+    start = "fuelrun -n 2" if launcher else "python"
+    said = (*shlex.split(start), f"benchmarks/{script}", *(shown or rest))
+    done = subprocess.run(command, capture_output=True, text=True, env=race.environment(), check=False)
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return Outcome(said, {}, reason_in(lines))
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return Outcome(said, found)
+
+
+def reason_in(lines: list[str]) -> str:
+    """The line that says why: the last error before our own closing line."""
+    errors = [line for line in lines if "Error" in line.split(":")[0] and not line.startswith("Error: ")]
+    return (errors or lines or ["it printed nothing"])[-1]
+
+
+def table(*columns: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A Markdown table; all columns but the first are numbers."""
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'|'.join(['---', *['---:'] * (len(columns) - 1)])}|"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def shown(outcome: Outcome) -> Iterator[str]:
+    """The command, as code."""
+    yield "    " + shlex.join(outcome.command)
+    yield ""
+
+
+def machine() -> Iterator[str]:
+    """Where and when."""
+    here = race.Machine.this()
+    yield f"Measured on {datetime.date.today().isoformat()} with fuel-parallel {fuel_parallel.__version__}:"
+    yield ""
+    yield f"- {here.cpu}, {here.cores} cores, {here.memory_gib} GiB of memory; {here.system}"
+    yield f"- Python {here.python}, numpy {here.numpy}, {here.mpi}"
+    yield f"- load average when it began: {os.getloadavg()[0]:.1f}"
+    yield ""
+
+
+def gpt(peer_python: str, ranks: int, steps: int) -> Iterator[str]:
+    """One table of all peers, and the distance from the floor."""
+    yield f"### {'One rank' if ranks == 1 else f'{ranks} data-parallel ranks'}"
+    yield ""
+    rows, last = [], None
+    skipped = []
+    for peer in PEERS:
+        if ranks > 1 and peer in ALONE:
+            skipped.append(f"- {peer}: skipped, {ALONE[peer]}")
+            continue
+        words = ["--peer", peer, "--ranks", str(ranks), "--steps", str(FEWER_STEPS.get(peer, steps))]
+        show = [*words, "--peer-python", "PYTHON"]
+        one = run("gpt_step.py", *words, "--peer-python", peer_python, shown=show)
+        if one.skipped:
+            skipped.append(f"- {peer}: skipped, {one.skipped}")
+            continue
+        last = one
+        f = one.found
+        rows.append(
+            (
+                f["versions"]["peer"].partition(",")[0] + (" compiled" if peer == "torch-compile" else ""),
+                span(f, "peer"),
+                span(f, "ours"),
+                f"**{f['ours_over_peer']:.3f}**",
+                span(f, "gemm_floor"),
+                f"{f['floor_over_ours']:.3f}",
+                f"{f['peer_peak_bytes'] / 2**20:.0f}",
+                f"{f['ours_peak_bytes'] / 2**20:.0f}",
+            )
+        )
+    if last:
+        yield from shown(last)
+        yield from table(
+            "peer",
+            "its ms (min to max)",
+            "our ms (min to max)",
+            "ours / peer",
+            "GEMM floor ms",
+            "floor / ours",
+            "its peak MiB",
+            "our peak MiB",
+            rows=rows,
+        )
+    yield from skipped
+    if skipped:
+        yield ""
+
+
+def span(found: dict[str, Any], name: str) -> str:
+    """Median, with the range."""
+    return f"{found[f'{name}_ms']:.1f} ({found[f'{name}_min_ms']:.1f} to {found[f'{name}_max_ms']:.1f})"
+
+
+def limits() -> Iterator[str]:
+    """The machine's own speed."""
+    yield "## Limits of the machine"
+    yield ""
+    outcome = run("limits.py")
+    yield from shown(outcome)
+    f = outcome.found
+    if not f:
+        yield f"Skipped: {outcome.skipped}"
+        yield ""
+        return
+    yield f"The {f['gflop']:.1f} GFLOP of a step's matrix products take {span(f, 'gemm_floor')} ms:"
+    yield f"{f['gflop_s']:.1f} GFLOP/s."
+    yield ""
+    rows = [(r["shape"], r["transposed"], str(r["times"]), f"{r['ms']:.2f}", f"{r['gflop_s']:.1f}") for r in f["gemms"]]
+    yield from table("product", "transposed operand", "a step", "ms each", "GFLOP/s", rows=rows)
+    rates = [(f"{r['pass']}, in {r['where']}", f"{r['gb_s']:.1f}") for r in f["bandwidth"]]
+    yield from table("pass over float32 arrays", "GB/s read and written", rows=rates)
+
+
+def all_reduce(peer_python: str) -> Iterator[str]:
+    """Inside one node."""
+    yield "## All-reduce, two ranks of one node"
+    yield ""
+    if not (ROOT / "benchmarks" / "all_reduce.py").exists():
+        yield "Skipped: there is no benchmarks/all_reduce.py."
+        yield ""
+        return
+    peer = ["--peer", "gloo", "--peer-python"]
+    outcome = run("all_reduce.py", *peer, peer_python, shown=[*peer, "PYTHON"])
+    without = "" if not outcome.skipped else outcome.skipped
+    if outcome.skipped:
+        outcome = run("all_reduce.py")
+    yield from shown(outcome)
+    if outcome.skipped:
+        yield f"Skipped: {outcome.skipped}"
+        yield ""
+        return
+    yield "float32, sum. *in place*: of an array that was allocated in node-local memory; *copied*: of any other array."
+    yield "The last two columns are how many times faster the first is."
+    yield ""
+    f = outcome.found
+    ways = ["ours", "copied", "mpi", *(["gloo"] if f["speedup_over_peer"] else [])]
+    rows = []
+    for size, times in f["seconds"].items():
+        cells = [
+            f"{times[way]['median_s'] * 1e6:.1f} ({times[way]['min_s'] * 1e6:.1f} to {times[way]['max_s'] * 1e6:.1f})"
+            for way in ways
+        ]
+        gloo = f["speedup_over_peer"].get(size)
+        rows.append((binary(int(size)), *cells, f"{f['speedup_over_mpi'][size]:.2f}", f"{gloo:.1f}" if gloo else "-"))
+    titles = {
+        "ours": "in place, us",
+        "copied": "copied, us",
+        "mpi": f"{f['mpi']} in place, us",
+        "gloo": "gloo in place, us",
+    }
+    yield from table("bytes", *(titles[way] for way in ways), "over MPI", "over gloo", rows=rows)
+    if without:
+        yield f"- gloo: skipped, {without}"
+        yield ""
+
+
+def binary(size: int) -> str:
+    """4194304 is 4 MiB."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size % factor == 0:
+            return f"{size // factor} {unit}"
+    return str(size)
+
+
+def start_up(peer_python: str) -> Iterator[str]:
+    """The launchers."""
+    yield "## Start-up of two ranks"
+    yield ""
+    words = ["--torch-python", peer_python]
+    outcome = run("start_up.py", *words, shown=["--torch-python", "PYTHON"])
+    without = outcome.skipped
+    if without:
+        outcome = run("start_up.py")
+    yield from shown(outcome)
+    if outcome.skipped:
+        yield f"Skipped: {outcome.skipped}"
+        yield ""
+        return
+    f = outcome.found
+    yield "From the command to its end, in ms. *ready*: a script that makes the communicator of all ranks and ends:"
+    yield "`fp.init()`, mpi4py's `COMM_WORLD`, a gloo process group."
+    yield ""
+    rows = []
+    for name in ("fuelrun", "mpirun", "torchrun"):
+        if f"{name}_ms" not in f:
+            continue
+        cells = []
+        for kind in ("", "_with_init"):
+            cells.append(span(f, name + kind))
+            cells.append(f"{f[f'fuelrun_over_{name}{kind}']:.3f}" if name != "fuelrun" else "")
+        rows.append((name, *cells))
+    yield from table("launcher", "empty script", "fuelrun / it", "ready", "fuelrun / it", rows=rows)
+    if without:
+        yield f"- torchrun: skipped, {without}"
+        yield ""
+
+
+def tracing(steps: int) -> Iterator[str]:
+    """What `fuelrun --trace` costs."""
+    yield "## Cost of tracing"
+    yield ""
+    outcome = run("gpt_step.py", "--peer", "traced", "--steps", str(steps))
+    yield from shown(outcome)
+    if outcome.skipped:
+        yield f"Skipped: {outcome.skipped}"
+    else:
+        f = outcome.found
+        yield (
+            f"The GPT step takes {span(f, 'peer')} ms under `fuelrun --trace` and {span(f, 'ours')} ms without: "
+            f"{1 / f['ours_over_peer'] - 1:+.1%} (median of pairs)."
+        )
+    yield ""
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--peer-python", default=str(ROOT / ".venv-bench" / "bin" / "python"), help="The Python that has the peers."
+)
+@click.option("--steps", type=click.IntRange(min=1), default=30, help="GPT steps of each race.")
+@click.option("--output", type=click.Path(path_type=Path), default=PAGE)
+def main(peer_python: str, steps: int, output: Path) -> None:
+    """Run all benchmarks and write the page."""
+    peer_python = os.path.abspath(peer_python)  # not resolved: it may be a link, by which Python knows its environment
+    parts = [HEAD.splitlines(), [""], machine(), GPT.splitlines(), [""]]
+    parts += [gpt(peer_python, 1, steps), gpt(peer_python, 2, steps), all_reduce(peer_python)]
+    parts += [limits(), start_up(peer_python), tracing(steps)]
+    text = "\n".join(line for part in parts for line in part).rstrip() + "\n"
+    output.write_text(text)
+    click.echo(output, err=True)
+
+
+if __name__ == "__main__":
+    main()
