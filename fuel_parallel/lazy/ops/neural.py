@@ -244,7 +244,7 @@ NLL = define(
         aliases=False,
     )
 )
-NLL_BACKWARD = define(
+NLL_BACKWARD: Op = define(
     Op(
         "nll_backward",
         infer=lambda g, x, index: x,

@@ -7,11 +7,11 @@ for that group, joins it; else it starts a group. A group is then one instructio
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
-from fuel_parallel.lazy.dtypes import is_half, uint8
-from fuel_parallel.lazy.node import Attrs, Shape, Spec
+from fuel_parallel.lazy.dtypes import uint8
+from fuel_parallel.lazy.node import Attrs, Spec
 from fuel_parallel.runtime.graph import Builder, Graph, Instruction
+from fuel_parallel.runtime.passes.grid import Group, grid_of, lay, may_fuse
 from fuel_parallel.runtime.region import BLOCK_ELEMENTS, ITEM, REGION, Extent, Operation, Program
 
 GROUP_LIMIT = 64
@@ -27,23 +27,6 @@ def fusion(graph: Graph) -> Graph:
     return _emit(graph, [g for g in groups if len(g.members) > 1])
 
 
-@dataclass(eq=False)
-class _Group:
-    """A region in the making: the grid, and how each known value lies over it."""
-
-    rows: int
-    columns: int
-    members: list[int] = field(default_factory=list)
-    extents: dict[int, Extent] = field(default_factory=dict)
-    periods: dict[int, int] = field(default_factory=dict)
-    waits_for: set[int] = field(default_factory=set)
-
-
-def grid_of(shape: Shape) -> tuple[int, int]:
-    """A shape as rows and columns."""
-    return math.prod(shape[:-1]), shape[-1]
-
-
 class _Grouping:
     """Assigns instructions to groups. Units are groups and lone instructions; edges between them must stay acyclic."""
 
@@ -51,12 +34,12 @@ class _Grouping:
         self.graph = graph
         self.specs = graph.specs()
         self.waits = graph.waits()
-        self.group_of: dict[int, _Group] = {}
-        self.groups: list[_Group] = []
+        self.group_of: dict[int, Group] = {}
+        self.groups: list[Group] = []
 
-    def run(self) -> list[_Group]:
+    def run(self) -> list[Group]:
         for number, i in enumerate(self.graph.instructions, self.graph.first):
-            if not _may_fuse(i, self.specs):
+            if not may_fuse(i, self.specs):
                 continue
             candidates = self._candidates(i)
             joined = next((g for g in candidates if self._join(g, number, i)), None)
@@ -68,7 +51,7 @@ class _Grouping:
                     self._merge(joined, other)
         return [g for g in self.groups if g.members]
 
-    def _candidates(self, i: Instruction) -> list[_Group]:
+    def _candidates(self, i: Instruction) -> list[Group]:
         """Groups of the inputs, the youngest first."""
         found = {id(g): g for v in i.inputs if (g := self.group_of.get(v)) is not None}
         return sorted(found.values(), key=lambda g: -g.members[-1])
@@ -77,14 +60,14 @@ class _Grouping:
         shape = max((self.specs[number].shape, *(self.specs[v].shape for v in i.inputs)), key=math.prod)
         if not shape or math.prod(shape) < SMALL:
             return
-        group = _Group(*grid_of(shape))
+        group = Group(*grid_of(shape))
         if self._join(group, number, i):
             self.groups.append(group)
 
-    def _join(self, group: _Group, number: int, i: Instruction) -> bool:
+    def _join(self, group: Group, number: int, i: Instruction) -> bool:
         if len(group.members) >= GROUP_LIMIT:
             return False
-        laid = _lay(i, self.specs[number], self.specs, group)
+        laid = lay(i, self.specs[number], self.specs, group)
         if laid is None:
             return False
         extent, inputs = laid
@@ -100,7 +83,7 @@ class _Grouping:
         self.group_of[number] = group
         return True
 
-    def _merge(self, group: _Group, other: _Group) -> None:
+    def _merge(self, group: Group, other: Group) -> None:
         """Takes the members of another group over if both lie over one grid and neither waits for the other."""
         if (group.rows, group.columns) != (other.rows, other.columns):
             return
@@ -119,7 +102,7 @@ class _Grouping:
             self.group_of[member] = group
         other.members = []
 
-    def _reads_after(self, group: _Group, other: _Group) -> bool:
+    def _reads_after(self, group: Group, other: Group) -> bool:
         """Whether a member of the group waits for the other group by way of something in neither."""
         for member in group.members:
             for v in self.graph.instructions[member - self.graph.first].inputs:
@@ -131,7 +114,7 @@ class _Grouping:
                     return True
         return False
 
-    def _waits_for(self, value: int, group: _Group) -> bool:
+    def _waits_for(self, value: int, group: Group) -> bool:
         """Whether a value outside of the group depends on one of its members."""
         oldest = group.members[0]
         seen: set[int] = set()
@@ -150,155 +133,10 @@ class _Grouping:
         return False
 
 
-_ROW_REDUCTIONS = ("sum", "mean", "max", "min")
-
-
-def _may_fuse(i: Instruction, specs: list[Spec]) -> bool:
-    if i.spec.device != "cpu" and any(specs[v].device != i.spec.device for v in i.inputs):
-        return False
-    if i.op.elementwise:
-        return True
-    if i.op.name in _ROW_REDUCTIONS:
-        # Halves are summed in float32, which blocks of partial sums would round on the way.
-        return not is_half(i.spec.dtype)
-    return i.op.name in (
-        "reshape",
-        "broadcast_to",
-        "softmax",
-        "log_softmax",
-        "normalize",
-        "pick",
-        "unpick",
-        "scale_and_subtract",
-    )
-
-
-Laid = tuple[Extent, dict[int, tuple[Extent, int]]]
-
-
-def _lay(i: Instruction, spec: Spec, specs: list[Spec], group: _Group) -> Laid | None:
-    """How the instruction's value and inputs lie over the group's grid, or None if they do not."""
-    known = group.extents
-    if i.op.elementwise:
-        return _lay_elementwise(i, spec, specs, group)
-    source = i.inputs[0]
-    shape = specs[source].shape
-    extent = known.get(source) or (Extent.FULL if _is_full(shape, group) else None)
-    if extent in (Extent.COLUMN_SUM, Extent.TOTAL):
-        return None
-    name = i.op.name
-    if name == "reshape":
-        return _lay_reshape(source, extent, spec, group)
-    if name == "broadcast_to":
-        if source in known and _is_full(spec.shape, group):
-            laid = _against(shape, spec.shape, known.get(source), group)
-            return None if laid is None or laid[0] is Extent.PERIODIC else (Extent.FULL, {source: laid})
-        return None
-    if name == "unpick":
-        index = known.get(i.inputs[1]) or (Extent.ROW if math.prod(specs[i.inputs[1]].shape) == group.rows else None)
-        rows = known.get(source) or (Extent.ROW if math.prod(shape) == group.rows else None)
-        if _is_full(spec.shape, group) and index is Extent.ROW and rows in (Extent.ROW, Extent.SCALAR):
-            return (
-                (Extent.FULL, {source: (Extent.ROW, 0), i.inputs[1]: (Extent.ROW, 0)}) if rows is Extent.ROW else None
-            )
-        return None
-    if name == "scale_and_subtract":
-        rows = {v: (known.get(v) or _row(specs[v].shape, group), 0) for v in i.inputs[1:]}
-        if extent is not Extent.FULL or any(kind is not Extent.ROW for kind, _ in rows.values()):
-            return None
-        return Extent.FULL, {source: (Extent.FULL, 0), **dict.fromkeys(rows, (Extent.ROW, 0))}
-    if extent is Extent.ROW and name == "sum" and i.attrs[0] == tuple(range(len(shape))):
-        return Extent.TOTAL, {source: (extent, 0)}
-    if extent is not Extent.FULL:
-        return None
-    if name == "pick":
-        index = known.get(i.inputs[1], Extent.ROW)
-        if index is not Extent.ROW or math.prod(specs[i.inputs[1]].shape) != group.rows:
-            return None
-        return Extent.ROW, {source: (Extent.FULL, 0), i.inputs[1]: (Extent.ROW, 0)}
-    last = len(shape) - 1
-    if name in ("softmax", "log_softmax"):
-        return (Extent.FULL, {source: (extent, 0)}) if i.attrs[0] == last else None
-    if name == "normalize":
-        return Extent.FULL, {source: (extent, 0)}
-    if i.attrs[0] == (last,) and shape[last] == group.columns:
-        return Extent.ROW, {source: (extent, 0)}
-    if name == "sum" and i.attrs[0] == tuple(range(last)) and last:
-        return Extent.COLUMN_SUM, {source: (extent, 0)}
-    if name == "sum" and i.attrs[0] == tuple(range(last + 1)):
-        return Extent.TOTAL, {source: (extent, 0)}
-    return None
-
-
-def _row(shape: Shape, group: _Group) -> Extent | None:
-    return Extent.ROW if math.prod(shape) == group.rows else None
-
-
-def _is_full(shape: Shape, group: _Group) -> bool:
-    return bool(shape) and grid_of(shape) == (group.rows, group.columns)
-
-
-def _lay_reshape(source: int, extent: Extent | None, spec: Spec, group: _Group) -> Laid | None:
-    if source not in group.extents:
-        return None
-    if extent is Extent.FULL and _is_full(spec.shape, group):
-        return Extent.FULL, {source: (Extent.FULL, 0)}
-    if extent is Extent.ROW:
-        return Extent.ROW, {source: (Extent.ROW, 0)}
-    return None
-
-
-def _lay_elementwise(i: Instruction, spec: Spec, specs: list[Spec], group: _Group) -> Laid | None:
-    known = group.extents
-    if any(known.get(v) in (Extent.COLUMN_SUM, Extent.TOTAL) for v in i.inputs):
-        return None
-    rowwise = any(known.get(v) is Extent.ROW for v in i.inputs) and math.prod(spec.shape) == group.rows
-    if rowwise:
-        inputs = {}
-        for v in i.inputs:
-            if specs[v].shape == spec.shape and known.get(v, Extent.ROW) is Extent.ROW:
-                inputs[v] = (Extent.ROW, 0)
-            elif math.prod(specs[v].shape) == 1 and known.get(v, Extent.SCALAR) is Extent.SCALAR:
-                inputs[v] = (Extent.SCALAR, 0)
-            else:
-                return None
-        return Extent.ROW, inputs
-    if not _is_full(spec.shape, group):
-        return None
-    inputs = {}
-    for v in i.inputs:
-        laid = _against(specs[v].shape, spec.shape, known.get(v), group)
-        if laid is None:
-            return None
-        inputs[v] = laid
-    return Extent.FULL, inputs
-
-
-def _against(shape: Shape, whole: Shape, known: Extent | None, group: _Group) -> tuple[Extent, int] | None:
-    """How an operand of `shape` lies over the grid when it is broadcast to `whole`, which is the grid."""
-    padded = (1,) * (len(whole) - len(shape)) + shape
-    found: tuple[Extent, int] | None = None
-    if padded == whole:
-        found = Extent.FULL, 0
-    elif math.prod(shape) == 1:
-        found = Extent.SCALAR, 0
-    elif padded[-1] == 1 and padded[:-1] == whole[:-1]:
-        found = Extent.ROW, 0
-    elif padded[-1] == whole[-1] and math.prod(padded[:-1]) == 1:
-        found = Extent.COLUMN, 0
-    elif padded[-1] == whole[-1]:
-        lead = next(d for d, extent in enumerate(padded) if extent != 1)
-        if padded[lead:] == whole[lead:]:
-            found = Extent.PERIODIC, math.prod(padded[:-1])
-    if found is None or (known is not None and known is not found[0]):
-        return None
-    return found
-
-
 # From groups to instructions.
 
 
-def _emit(graph: Graph, groups: list[_Group]) -> Graph:
+def _emit(graph: Graph, groups: list[Group]) -> Graph:
     builder = Builder(graph)
     group_of = {member: group for group in groups for member in group.members}
     readers = graph.consumers()
@@ -334,7 +172,7 @@ def _emit(graph: Graph, groups: list[_Group]) -> Graph:
 
 
 def _emit_region(
-    graph: Graph, group: _Group, leaving: list[int], builder: Builder, at: dict[int, int], specs: list[Spec]
+    graph: Graph, group: Group, leaving: list[int], builder: Builder, at: dict[int, int], specs: list[Spec]
 ) -> None:
     inside = set(group.members)
     instructions = [graph.instructions[m - graph.first] for m in group.members]
