@@ -28,7 +28,7 @@ OK = "import sys; print('ran', sys.argv[1:])"
         (["-n", "-1", "script.py"], "got '-1'"),
         (["--threads", "0", "script.py"], "--threads takes the threads of a rank"),
         (["--grace", "soon", "script.py"], "--grace takes seconds"),
-        (["--tread", "2", "script.py"], "Did you mean '--threads'?"),
+        (["--tread", "2", "script.py"], "'--threads'"),
         (["-m", "no.such.module"], "there is no module 'no.such.module' for -m"),
         (["-n", "2", "-m", "script.py"], "for a script leave -m out"),
         (["--mpirun", "no-such-mpirun", "-n", "2", "script.py"], "there is no program 'no-such-mpirun'"),
