@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Draw the last step into this file, too.")
 @click.option("--top", type=click.IntRange(min=1), default=15, help="Kernels to show [default: 15].")
 @click.argument("file", type=click.Path(path_type=Path))
-def trace(as_json: bool, top: int, file: Path) -> int:
+def trace(as_json: bool, svg: Path | None, top: int, file: Path) -> int:
     """Sum up FILE, a trace that `fuelrun --trace FILE` wrote.
 
     Perfetto (ui.perfetto.dev) and chrome://tracing show the trace itself. Where mpirun or srun started the ranks, each
@@ -27,7 +28,15 @@ def trace(as_json: bool, top: int, file: Path) -> int:
 
     if not file.exists() and gather(file):
         click.echo(f"fuelrun: put the files of the ranks together in {file}", err=True)
-    summary = summarize(read(file))
+    found = read(file)
+    summary = summarize(found)
+    if svg:
+        from fuelrun.launch.trace_picture import draw
+
+        try:
+            svg.write_text(draw(found))
+        except OSError as reason:
+            raise click.UsageError(f"--svg {svg}: {reason.strerror}") from None
     if as_json:
         import msgspec
 

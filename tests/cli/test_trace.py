@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -68,6 +69,14 @@ def test_the_summary_is_for_people(fuelrun) -> None:
     said = fuelrun.run("trace", "out.json").stdout
     for part in ("Where the time went", "Kernels, all ranks", "matmul", "all_reduce", "Slowest rank: 1"):
         assert part in said
+
+
+def test_the_last_step_can_be_drawn(fuelrun) -> None:
+    fuelrun.run("-n", "2", "--trace", "out.json", fuelrun.write(SCRIPT))
+    assert fuelrun.run("trace", "--svg", "step.svg", "out.json").returncode == 0
+    drawn = fuelrun.folder / "step.svg"
+    texts = [element.text for element in ElementTree.parse(drawn).iter() if element.tag.endswith("text")]
+    assert {"rank 0", "rank 1", "all_reduce", "wait for rank 1"} <= set(texts)
 
 
 def test_one_rank_is_traced_in_this_process(fuelrun) -> None:
