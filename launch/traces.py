@@ -358,6 +358,6 @@ def _collective_times(events: Iterable[Event]) -> list[CollectiveTime]:
             entry.mib += event.args.get("bytes", 0) / 2**20
             inside[event.pid, event.ts] = entry
     for event in waits:
-        if (entry := inside.get((event.pid, event.ts))) is not None:
-            entry.wait_ms += event.dur / 1000
+        if (met := inside.get((event.pid, event.ts))) is not None:
+            met.wait_ms += event.dur / 1000
     return sorted(found.values(), key=lambda entry: -entry.ms)
