@@ -68,6 +68,10 @@ class Trace(msgspec.Struct):
     traceEvents: list[Event]
 
 
+# Arguments of events that are read here: what they are, and the categories that must have them.
+_KINDS: dict[str, type] = {"flops": int, "bytes": int, "comm": str, "turn": int, "for_rank": int, "ops": str}
+_NEEDED = {"collective": ("comm", "turn"), "wait": ("for_rank",), "memory": ("bytes",)}
+
 _decode = msgspec.json.Decoder(Trace).decode
 
 
@@ -103,6 +107,13 @@ def _read(path: Path) -> Trace:
     if found.fuel_parallel.version != FORMAT:
         version = found.fuel_parallel.version
         raise DataError(f"{path} is a trace of version {version}; this fuelrun reads version {FORMAT}")
+    for number, event in enumerate(found.traceEvents):
+        for name in _NEEDED.get(event.cat, ()):
+            event.args.setdefault(name, None)
+        for name, value in event.args.items():
+            if name in _KINDS and not isinstance(value, _KINDS[name]):
+                place = f"event {number}, {event.name!r}, has {name} {value!r}"
+                raise DataError(f"{path} is no trace of fuelrun: {place}, expected {_KINDS[name].__name__}")
     return found
 
 

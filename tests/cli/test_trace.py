@@ -148,6 +148,11 @@ def test_a_dry_run_shows_the_trace(fuelrun, ranks: str) -> None:
             '{"displayTimeUnit": "ms", "fuel_parallel": {"version": 1, "ranks": []}, "traceEvents": [{"name": 3}]}',
             "Expected `str`, got `int` - at `$.traceEvents[0].name`",
         ),
+        (
+            '{"displayTimeUnit": "ms", "fuel_parallel": {"version": 1, "ranks": []}, "traceEvents": '
+            '[{"name": "all_reduce", "ph": "X", "pid": 0, "cat": "collective", "args": {"turn": 0}}]}',
+            "event 0, 'all_reduce', has comm None, expected str",
+        ),
     ],
 )
 def test_a_file_that_is_no_trace_is_one_line(fuelrun, text: str | None, says: str) -> None:
