@@ -81,7 +81,7 @@ types: $(VENV)/dev.stamp
 	cd $(VENV)/shipped && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fuel_parallel -p fuelrun
 
 docs: $(VENV)/docs.stamp
-	$(VENV)/bin/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html
+	$(VENV)/bin/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 bench: $(VENV)/demo.stamp $(BENCH_VENV)/peers.stamp

@@ -31,6 +31,8 @@ def write_reference(app: Any) -> None:
     """One page for `fuel_parallel` and one for each part of it, with what their `__all__` or public names offer."""
     folder = Path(app.srcdir, "api")
     folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.rst"):
+        old.unlink()
     parts = [one.name for one in pkgutil.iter_modules(fuel_parallel.__path__)]
     pages = {"fuel_parallel": "fuel_parallel", **{part: f"fuel_parallel.{part}" for part in parts}}
     for page, module in pages.items():
