@@ -39,7 +39,11 @@ class MpiComm(Communicator):
         from mpi4py import MPI
 
         own = (MPI.COMM_WORLD if comm is None else comm).Dup()
-        super().__init__(CommInfo(own.Get_rank(), own.Get_size()), MpiTransport(own), name)
+        from fuel_parallel.comm.node_local import NodeLocalTransport
+
+        plain = MpiTransport(own)
+        transport = NodeLocalTransport(plain) if own.Get_size() > 1 else plain
+        super().__init__(CommInfo(own.Get_rank(), own.Get_size()), transport, name)
         self._mpi = own
         self._splits = itertools.count(1)
 
@@ -63,41 +67,42 @@ class MpiTransport(Transport):
         from mpi4py import MPI
 
         self.comm = comm
-        self._ops = {
+        self.ops = {
             ReduceOp.SUM: MPI.SUM,
             ReduceOp.PRODUCT: MPI.PROD,
             ReduceOp.MIN: MPI.MIN,
             ReduceOp.MAX: MPI.MAX,
         }
+        self.in_place = MPI.IN_PLACE
         self._mpi = MPI
 
-    def all_reduce(self, x: Host, op: ReduceOp) -> Host:
-        result = np.empty_like(x)
-        self.comm.Allreduce(x, result, self._ops[op])
+    def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
+        result = np.empty_like(x) if out is None else out
+        self.comm.Allreduce(self.in_place if out is x else x, result, self.ops[op])
         return result
 
     def reduce(self, x: Host, op: ReduceOp, root: int) -> Host | None:
         result = np.empty_like(x) if self.comm.rank == root else None
-        self.comm.Reduce(x, result, self._ops[op], root)
+        self.comm.Reduce(x, result, self.ops[op], root)
         return result
 
     def broadcast(self, x: Host, root: int) -> Host:
         result = x.copy() if self.comm.rank == root else np.empty_like(x)
-        self.comm.Bcast(self._words(result), root)
+        self.comm.Bcast(as_words(result), root)
         return result
 
     def all_gather(self, x: Host, rows: Sequence[int]) -> Host:
         result = np.empty((sum(rows), *x.shape[1:]), dtype=x.dtype)
-        words, kind = self._words(result)
+        words, kind = as_words(result)
         width = words.size // sum(rows) if sum(rows) else 0
         counts = [r * width for r in rows]
-        self.comm.Allgatherv(self._words(x), [words, counts, kind])
+        self.comm.Allgatherv(as_words(x), [words, counts, kind])
         return result
 
     def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
         result = np.empty((rows[self.comm.rank], *x.shape[1:]), dtype=x.dtype)
         width = x.size // x.shape[0] if x.shape[0] else 0
-        self.comm.Reduce_scatter(x, result, [r * width for r in rows], self._ops[op])
+        self.comm.Reduce_scatter(x, result, [r * width for r in rows], self.ops[op])
         return result
 
     def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape]) -> list[Host]:
@@ -105,8 +110,8 @@ class MpiTransport(Transport):
         sent = np.concatenate([block.reshape(-1) for block in blocks])
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
         received = np.empty(sum(sizes), dtype=dtype)
-        send_words, kind = self._words(sent)
-        receive_words, _ = self._words(received)
+        send_words, kind = as_words(sent)
+        receive_words, _ = as_words(received)
         per = max(dtype.itemsize // 8, 1)
         self.comm.Alltoallv(
             [send_words, [block.size * per for block in blocks], kind], [receive_words, [s * per for s in sizes], kind]
@@ -118,9 +123,9 @@ class MpiTransport(Transport):
         nobody = self._mpi.PROC_NULL
         result = np.empty_like(x)
         self.comm.Sendrecv(
-            self._words(x),
+            as_words(x),
             nobody if dest is None else dest,
-            recvbuf=self._words(result),
+            recvbuf=as_words(result),
             source=nobody if source is None else source,
         )
         return None if source is None else result
@@ -129,7 +134,7 @@ class MpiTransport(Transport):
         _in_flight[:] = [(request, buffer) for request, buffer in _in_flight if not request.Test()]
         # A copy: the plan may use the memory again before the message is through.
         buffer = x.copy()
-        _in_flight.append((self.comm.Isend(self._words(buffer), dest, tag), buffer))
+        _in_flight.append((self.comm.Isend(as_words(buffer), dest, tag), buffer))
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
         result = np.empty(shape, dtype=dtype)
@@ -141,15 +146,18 @@ class MpiTransport(Transport):
                 f"recv: expected {dtype.name}{list(shape)} ({result.nbytes} bytes) from rank {source}, "
                 f"but it sent {sent} bytes"
             )
-        self.comm.Recv(self._words(result), source, tag)
+        self.comm.Recv(as_words(result), source, tag)
         return result
 
     def barrier(self) -> None:
         self.comm.Barrier()
 
-    def _words(self, x: Host) -> list[Any]:
-        """The array's memory as integers of its item size: moving needs no arithmetic, and MPI knows no bfloat16."""
-        flat = x.reshape(-1)
-        width = min(x.dtype.itemsize, 8)
-        kinds = {1: self._mpi.UINT8_T, 2: self._mpi.UINT16_T, 4: self._mpi.UINT32_T, 8: self._mpi.UINT64_T}
-        return [flat.view(f"u{width}"), kinds[width]]
+
+def as_words(x: Host) -> list[Any]:
+    """An array's memory as integers of its item size: moving needs no arithmetic, and MPI knows no bfloat16."""
+    from mpi4py import MPI
+
+    flat = x.reshape(-1)
+    width = min(x.dtype.itemsize, 8)
+    kinds = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}
+    return [flat.view(f"u{width}"), kinds[width]]

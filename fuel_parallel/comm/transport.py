@@ -24,8 +24,8 @@ class Transport(ABC):
     """What a communicator needs of the wire."""
 
     @abstractmethod
-    def all_reduce(self, x: Host, op: ReduceOp) -> Host:
-        """The reduction of all ranks' arrays."""
+    def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
+        """The reduction of all ranks' arrays; into `out`, if given: a contiguous array like `x`, or `x` itself."""
 
     @abstractmethod
     def reduce(self, x: Host, op: ReduceOp, root: int) -> Host | None:
@@ -62,6 +62,15 @@ class Transport(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Waits for all ranks."""
+
+    def allocate(self, nbytes: int) -> Host | None:
+        """Memory for arrays that are to be reduced often; None where this transport has none better than any other.
+
+        A collective call with the same number of bytes on all ranks. What is in it is undefined. It is this rank's for
+        as long as the array or a view of it is held, and readable by the other ranks of the node while they are in a
+        collective on it. `all_reduce(x, op, out=x)` of such an `x` on all ranks copies nothing in and nothing out.
+        """
+        return None
 
 
 class NoTransport(Transport):

@@ -1,0 +1,523 @@
+"""Collectives through the memory that the ranks of a node share, where that is faster than MPI.
+
+`NodeLocalTransport` wraps the `MpiTransport` of a communicator. For each call it takes one of the two ways; which one
+follows from kind, size, dtype, op and the place of the ranks only, so that all ranks take the same. How sizes are
+judged is in `thresholds`; the memory is in `node_memory`.
+
+**Within a node** an array is cut into one *section* for each rank, and a rank reduces its own section, over the arrays
+of all ranks in the order of ranks: an element is computed once, so all ranks get the same bits. Large arrays go piece
+by piece, so that what passes through shared memory stays in cache:
+
+    turn      t                t+1               t+2
+    piece i   handed in        reduced           collected
+    piece i+1                  handed in         reduced
+
+with one `meet` between two turns. Pieces of even and odd turns have memory of their own: a rank that is ahead writes
+where nobody reads any more. Between two ranks, arrays of up to one slot are handed in whole, and each rank reduces all
+of it: one `meet` is enough.
+
+**Born in the window.** `allocate` gives memory that the other ranks see. An all-reduce in place of arrays that lie
+there on all ranks copies nothing in and nothing out: each rank reduces its section of all arrays into all arrays.
+
+**Across nodes** (with equally many ranks on each) all-reduce is a reduce-scatter inside, an all-reduce of each section
+across, by MPI, and an all-gather inside. Broadcast goes across once for each node. Everything else is MPI's.
+
+`FUEL_NODE_LOCAL=1` turns it on (experimental); else all ranks talk through MPI. `FUEL_NODE_SIZE=2` pretends that a node has two
+ranks, to test with one machine.
+NaNs follow numpy here: MIN and MAX of a NaN are NaN, which MPI leaves open.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fuel_parallel.comm.communicator import ReduceOp
+from fuel_parallel.comm.mpi import MpiTransport, as_words
+from fuel_parallel.comm.node_memory import SLOT_BYTES, NodeMemory, memory_of
+from fuel_parallel.comm.thresholds import KINDS, NEVER, least_bytes, read_table
+from fuel_parallel.comm.transport import Host, Transport
+from fuel_parallel.lazy.dtypes import DType
+from fuel_parallel.lazy.node import Shape
+from fuel_parallel.partitioning import partition
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+FLOOR = 1 << 10
+"""Below this many bytes MPI is faster everywhere, and nothing is asked."""
+
+BLOCK_BYTES = 128 << 10
+"""Arrays are reduced in blocks of this size: those of two ranks and the result fit a core's cache."""
+
+SMALL_BYTES = 64 << 10
+"""Up to this size looking where an array lies costs more than copying it."""
+
+FEW_RANKS = 2
+"""Up to so many ranks it is less work to reduce all of an array oneself than to hand results around."""
+
+UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+}
+
+
+# The collectives of one node. Arrays are flat.
+
+
+def all_reduce(memory: NodeMemory, x: Host, op: ReduceOp, result: Host) -> None:
+    """The reduction of all ranks' arrays; `result` may be `x`."""
+    if memory.ranks > FEW_RANKS or x.nbytes > SLOT_BYTES or not _same_bits_everywhere(op, x.dtype):
+        _reduce(_Sections(memory, x, result, op, partition(x.size, memory.ranks)))
+    elif x.nbytes > SMALL_BYTES:
+        _reduce(_Whole(memory, x, result, op))
+    else:
+        _all_reduce_small(memory, x, op, result)
+
+
+def reduce_scatter(memory: NodeMemory, x: Host, op: ReduceOp, sections: list[range], result: Host) -> None:
+    """`result` is my section of the reduction; the sections cover the array one after the other."""
+    _reduce(_Scattered(memory, x, result, op, sections))
+
+
+def _all_reduce_small(memory: NodeMemory, x: Host, op: ReduceOp, result: Host) -> None:
+    """What `_Whole` does with a single piece, with less ado."""
+    size = x.size
+    slots = memory.slots(x.dtype)[memory.turn % 2]
+    slots[memory.rank][:size] = x
+    memory.meet()
+    reduce_into(result, [slot[:size] for slot in slots], op)
+
+
+def _reduce(way: _Way) -> None:
+    """Takes all pieces through their turns. Where an array lies in shared memory is known after the first meeting."""
+    memory, x = way.memory, way.x
+    inside = memory.has_allocations and memory.publish(x, in_place=way.in_place)
+    if not inside:
+        way.hand_in(0)
+    memory.meet()
+    if memory.has_allocations:
+        way.inputs, in_place = memory.published(x.size, x.dtype)
+        if in_place:
+            inputs = [array for array in way.inputs if array is not None]
+            _reduce_in_place(memory, inputs, way.op)
+            return
+    for turn in range(1, way.turns):
+        if turn < way.count and not inside:
+            way.hand_in(turn)
+        if turn <= way.count:
+            way.reduce(turn - 1)
+        if turn >= 2:
+            way.collect(turn - 2)
+        if turn < way.turns - 1:
+            memory.meet()
+    if way.reads_inputs_last and any(array is not None for array in way.inputs):
+        memory.meet()  # before that, who owns such an array may not write into it
+
+
+def _reduce_in_place(memory: NodeMemory, inputs: Sequence[Host], op: ReduceOp) -> None:
+    """All-reduce of arrays in shared memory, into themselves. The ranks have met, and meet once more."""
+    mine = partition(inputs[0].size, memory.ranks)[memory.rank]
+    step = max(BLOCK_BYTES // inputs[0].itemsize, 1)
+    for start in range(mine.start, mine.stop, step):
+        block = slice(start, min(start + step, mine.stop))
+        first, *others = [x[block] for x in inputs]
+        reduce_into(first, [first, *others], op)
+        for other in others:
+            other[...] = first
+    memory.meet()
+
+
+class _Way(ABC):
+    """How the pieces of an array go through shared memory; each method is for one piece, in its turn.
+
+    `inputs[r]` is the array of rank r where that lies in shared memory; None where it is handed in.
+    """
+
+    count: int
+    reads_inputs_last = True
+
+    def __init__(self, memory: NodeMemory, x: Host, result: Host, op: ReduceOp) -> None:
+        self.memory, self.x, self.result, self.op = memory, x, result, op
+        self.slots = memory.slots(x.dtype)
+        self.inputs: list[Host | None] = [None] * memory.ranks
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the result is to be where the input is."""
+        return False
+
+    @property
+    def turns(self) -> int:
+        """How many turns it takes."""
+        return self.count + 1
+
+    @abstractmethod
+    def hand_in(self, piece: int) -> None:
+        """Copies what others need to where they find it."""
+
+    @abstractmethod
+    def reduce(self, piece: int) -> None:
+        """Reduces what was handed in the turn before."""
+
+    def collect(self, piece: int) -> None:  # noqa: B027
+        """Copies what others reduced the turn before; nothing, where each rank reduces for itself."""
+
+
+class _Whole(_Way):
+    """Each rank hands in all of its array, in one piece, and reduces all of it."""
+
+    count = 1
+
+    @property
+    def in_place(self) -> bool:
+        return _same_place(self.x, self.result)
+
+    def hand_in(self, piece: int) -> None:
+        self.slots[self.memory.turn % 2][self.memory.rank][: self.x.size] = self.x
+
+    def reduce(self, piece: int) -> None:
+        slots = self.slots[(self.memory.turn - 1) % 2]
+        arrays = [
+            slot[: self.x.size] if array is None else array for slot, array in zip(slots, self.inputs, strict=True)
+        ]
+        reduce_into(self.result, arrays, self.op)
+
+
+class _Scattered(_Way):
+    """Each rank hands in the sections of the others, and reduces its own: `result` is that section."""
+
+    def __init__(self, memory: NodeMemory, x: Host, result: Host, op: ReduceOp, sections: list[range]) -> None:
+        super().__init__(memory, x, result, op)
+        self.sections = sections
+        self.step = memory.piece_bytes // x.itemsize
+        self.count = -(-max(map(len, sections)) // self.step)
+        self.own = result
+        # My own array is read where it is, unless the sum of the ranks before me is written over it.
+        self.own_is_read = memory.rank < 2 or not np.may_share_memory(x, result)
+        self.receivers = _others(memory) if self.own_is_read else list(range(memory.ranks))
+
+    def hand_in(self, piece: int) -> None:
+        slot = self.slots[self.memory.turn % 2][self.memory.rank]
+        for rank in self.receivers:
+            start, stop = _bounds(self.sections[rank], self.step, piece)
+            place = rank * self.step
+            slot[place : place + stop - start] = self.x[start:stop]
+
+    def reduce(self, piece: int) -> None:
+        mine = self.memory.rank
+        section = self.sections[mine]
+        start, stop = _bounds(section, self.step, piece)
+        place = mine * self.step
+        slots = self.slots[(self.memory.turn - 1) % 2]
+        arrays = [
+            slot[place : place + stop - start] if array is None else array[start:stop]
+            for slot, array in zip(slots, self.inputs, strict=True)
+        ]
+        if self.own_is_read:
+            arrays[mine] = self.x[start:stop]
+        reduce_into(self.own[start - section.start : stop - section.start], arrays, self.op)
+
+
+class _Sections(_Scattered):
+    """As `_Scattered`, and each rank collects what the others have reduced: `result` is all of it."""
+
+    reads_inputs_last = False
+
+    def __init__(self, memory: NodeMemory, x: Host, result: Host, op: ReduceOp, sections: list[range]) -> None:
+        super().__init__(memory, x, result, op, sections)
+        mine = sections[memory.rank]
+        self.own = result[mine.start : mine.stop]
+        self.results = memory.results(x.dtype)
+
+    @property
+    def in_place(self) -> bool:
+        return _same_place(self.x, self.result)
+
+    @property
+    def turns(self) -> int:
+        return self.count + 2
+
+    def reduce(self, piece: int) -> None:
+        super().reduce(piece)
+        block = self.own[piece * self.step : (piece + 1) * self.step]
+        self.results[self.memory.turn % 2][self.memory.rank][: block.size] = block
+
+    def collect(self, piece: int) -> None:
+        reduced = self.results[(self.memory.turn - 1) % 2]
+        for rank in _others(self.memory):
+            start, stop = _bounds(self.sections[rank], self.step, piece)
+            self.result[start:stop] = reduced[rank][: stop - start]
+
+
+def all_gather(memory: NodeMemory, x: Host, sections: list[range], result: Host) -> None:
+    """`result` has the arrays of all ranks, that of rank r in `sections[r]`."""
+    mine = sections[memory.rank]
+    own = result[mine.start : mine.stop]
+    step = SLOT_BYTES // 2 // x.itemsize
+    count = -(-max(map(len, sections)) // step)
+    for turn in range(count + 1):
+        if turn < count:
+            piece = x[turn * step : (turn + 1) * step]
+            memory.slots(x.dtype)[memory.turn % 2][memory.rank][: piece.size] = piece
+            if own is not x:
+                own[turn * step : (turn + 1) * step] = piece
+        if turn >= 1:
+            slots = memory.slots(x.dtype)[(memory.turn - 1) % 2]
+            for rank in _others(memory):
+                start, stop = _bounds(sections[rank], step, turn - 1)
+                result[start:stop] = slots[rank][: stop - start]
+        if turn < count:
+            memory.meet()
+
+
+def broadcast(memory: NodeMemory, x: Host, root: int) -> None:
+    """`x` of rank `root` of the node into that of the others."""
+    step = SLOT_BYTES // 2 // x.itemsize
+    count = -(-x.size // step)
+    for turn in range(count + 1):
+        if turn < count and memory.rank == root:
+            piece = x[turn * step : (turn + 1) * step]
+            memory.slots(x.dtype)[memory.turn % 2][root][: piece.size] = piece
+        if turn >= 1 and memory.rank != root:
+            piece = x[(turn - 1) * step : turn * step]
+            piece[...] = memory.slots(x.dtype)[(memory.turn - 1) % 2][root][: piece.size]
+        if turn < count:
+            memory.meet()
+
+
+def reduce_into(result: Host, arrays: Sequence[Host], op: ReduceOp) -> None:
+    """Reduces arrays in their order, block by block, so that each passes memory once. `result` may be the first."""
+    ufunc = UFUNCS[op]
+    first, second, *rest = arrays
+    step = max(BLOCK_BYTES // first.itemsize, 1)
+    if first.size <= step:
+        ufunc(first, second, out=result)
+        for array in rest:
+            ufunc(result, array, out=result)
+        return
+    for start in range(0, first.size, step):
+        block = slice(start, start + step)
+        out = result[block]
+        ufunc(first[block], second[block], out=out)
+        for array in rest:
+            ufunc(out, array[block], out=out)
+
+
+def _same_place(x: Host, y: Host) -> bool:
+    return bool(x.__array_interface__["data"] == y.__array_interface__["data"])
+
+
+def _bounds(section: range, step: int, piece: int) -> tuple[int, int]:
+    """Where a piece of a section begins and ends; a section that is one element shorter may have none."""
+    start = min(section.start + piece * step, section.stop)
+    return start, min(start + step, section.stop)
+
+
+def _others(memory: NodeMemory) -> list[int]:
+    """The other ranks, the next one first, so that not all go to the same."""
+    return [(memory.rank + i) % memory.ranks for i in range(1, memory.ranks)]
+
+
+# The transport.
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """How the ranks of a communicator lie on nodes. The same on all ranks but for `memory` and `across`."""
+
+    memory: NodeMemory | None
+    across: MPI.Intracomm | None
+    local_ranks: tuple[int, ...]
+    node_of: tuple[int, ...]
+    least: dict[str, int]
+
+
+_NOWHERE = _Nodes(None, None, (), (), dict.fromkeys(KINDS, NEVER))
+
+
+class NodeLocalTransport(Transport):
+    """The transport of a communicator over MPI: shared memory for what is large and near, MPI for the rest."""
+
+    def __init__(self, plain: MpiTransport) -> None:
+        self.plain = plain
+        self._nodes: _Nodes | None = None
+        self._least = dict.fromkeys(KINDS, FLOOR)  # until it is known how the ranks lie on nodes
+
+    def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
+        """See `Transport.all_reduce`."""
+        if x.nbytes < self._least["all_reduce"]:
+            return self.plain.all_reduce(x, op, out)
+        nodes = self._nodes or self._find_nodes()
+        memory = nodes.memory
+        if memory is None or x.nbytes < self._least["all_reduce"]:
+            return self.plain.all_reduce(x, op, out)
+        result = np.empty_like(x) if out is None else out
+        flat, flat_result = x.reshape(-1), result.reshape(-1)
+        if nodes.across is not None:
+            self._all_reduce_across(memory, nodes.across, flat, op, flat_result)
+        else:
+            all_reduce(memory, flat, op, flat_result)
+        return result
+
+    def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
+        """See `Transport.reduce_scatter`."""
+        memory = self._one_node("reduce_scatter", x.nbytes)
+        if memory is None:
+            return self.plain.reduce_scatter(x, op, rows)
+        result = np.empty((rows[memory.rank], *x.shape[1:]), dtype=x.dtype)
+        reduce_scatter(memory, x.reshape(-1), op, _sections(rows, x.size), result.reshape(-1))
+        return result
+
+    def all_gather(self, x: Host, rows: Sequence[int]) -> Host:
+        """See `Transport.all_gather`."""
+        total = sum(rows)
+        # Not from my own bytes: a rank without rows must come to the same number.
+        nbytes = total * x.itemsize * math.prod(x.shape[1:])
+        memory = self._one_node("all_gather", nbytes)
+        if memory is None:
+            return self.plain.all_gather(x, rows)
+        result = np.empty((total, *x.shape[1:]), dtype=x.dtype)
+        all_gather(memory, x.reshape(-1), _sections(rows, result.size), result.reshape(-1))
+        return result
+
+    def broadcast(self, x: Host, root: int) -> Host:
+        """See `Transport.broadcast`."""
+        if x.nbytes < self._least["broadcast"]:
+            return self.plain.broadcast(x, root)
+        nodes = self._nodes or self._find_nodes()
+        memory = nodes.memory
+        if memory is None or x.nbytes < self._least["broadcast"]:
+            return self.plain.broadcast(x, root)
+        result = x.copy() if self.plain.comm.rank == root else np.empty_like(x)
+        local_root = nodes.local_ranks[root]
+        if nodes.across is not None and memory.rank == local_root:
+            nodes.across.Bcast(as_words(result), nodes.node_of[root])
+        broadcast(memory, result.reshape(-1), local_root)
+        return result
+
+    def allocate(self, nbytes: int) -> Host | None:
+        """See `Transport.allocate`."""
+        memory = self._find_nodes().memory
+        return None if memory is None else memory.allocate(nbytes)
+
+    # What shared memory does not help.
+
+    def reduce(self, x: Host, op: ReduceOp, root: int) -> Host | None:
+        """See `Transport.reduce`."""
+        return self.plain.reduce(x, op, root)
+
+    def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape]) -> list[Host]:
+        """See `Transport.all_to_all`."""
+        return self.plain.all_to_all(blocks, shapes)
+
+    def exchange(self, x: Host, dest: int | None, source: int | None) -> Host | None:
+        """See `Transport.exchange`."""
+        return self.plain.exchange(x, dest, source)
+
+    def send(self, x: Host, dest: int, tag: int) -> None:
+        """See `Transport.send`."""
+        self.plain.send(x, dest, tag)
+
+    def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
+        """See `Transport.recv`."""
+        return self.plain.recv(shape, dtype, source, tag)
+
+    def barrier(self) -> None:
+        """See `Transport.barrier`."""
+        self.plain.barrier()
+
+    # Decisions.
+
+    def _one_node(self, kind: str, nbytes: int) -> NodeMemory | None:
+        """The memory to go through; None for MPI: the array is small, or not all ranks share a node."""
+        if nbytes < self._least[kind]:
+            return None
+        nodes = self._nodes or self._find_nodes()
+        return None if nodes.across is not None or nbytes < self._least[kind] else nodes.memory
+
+    def _find_nodes(self) -> _Nodes:
+        """How the ranks lie on nodes, asked once. The first call is collective."""
+        if self._nodes is None:
+            self._nodes = find_nodes(self.plain.comm)
+            self._least = self._nodes.least
+        return self._nodes
+
+    def _all_reduce_across(
+        self, memory: NodeMemory, across: MPI.Intracomm, x: Host, op: ReduceOp, result: Host
+    ) -> None:
+        sections = partition(x.size, memory.ranks)
+        mine = sections[memory.rank]
+        own = result[mine.start : mine.stop]
+        reduce_scatter(memory, x, op, sections, own)
+        across.Allreduce(self.plain.in_place, own, self.plain.ops[op])
+        all_gather(memory, own, sections, result)
+
+
+def _sections(rows: Sequence[int], size: int) -> list[range]:
+    """The elements of each rank's rows, in a flat array of `size` elements."""
+    width = size // sum(rows) if sum(rows) else 0
+    ends = [width * end for end in itertools.accumulate(rows)]
+    return [range(end - width * extent, end) for extent, end in zip(rows, ends, strict=True)]
+
+
+def _same_bits_everywhere(op: ReduceOp, dtype: np.dtype[Any]) -> bool:
+    """Whether numpy computes an element alike wherever it lies in an array.
+
+    Not so for the least of 0.0 and -0.0 and for complex products: vector and scalar instructions differ there.
+    """
+    return op is ReduceOp.SUM or dtype.kind in "iu" or (op is ReduceOp.PRODUCT and dtype.kind == "f")
+
+
+def find_nodes(comm: MPI.Comm) -> _Nodes:
+    """Asks MPI which ranks share a node, and makes their memory. A collective call."""
+    from mpi4py import MPI
+
+    wanted = os.environ.get("FUEL_NODE_LOCAL", "0") == "1"
+    table = read_table()
+    everywhere = np.array([wanted], dtype=np.int64)
+    comm.Allreduce(MPI.IN_PLACE, everywhere, MPI.MIN)
+    if not everywhere[0]:
+        return _NOWHERE
+    local = _ranks_of_my_node(comm)
+    places = comm.allgather((local.bcast(comm.rank), local.rank, local.size))
+    leaders = sorted({leader for leader, _, _ in places})
+    sizes = {size for _, _, size in places}
+    if len(sizes) > 1 or sizes == {1}:
+        local.Free()
+        return _NOWHERE
+    memory = memory_of(local)
+    # Each rank read its table, and got its memory or did not, on its own: the greatest thresholds hold for all.
+    thresholds = [max(FLOOR, least_bytes(table, kind, memory.ranks)) for kind in KINDS]
+    agreed = np.array([*thresholds, not memory.usable], dtype=np.int64)
+    comm.Allreduce(MPI.IN_PLACE, agreed, MPI.MAX)
+    if agreed[-1]:
+        return _NOWHERE
+    return _Nodes(
+        memory=memory,
+        across=MPI.Intracomm(comm.Split(memory.rank, comm.rank)) if len(leaders) > 1 else None,
+        local_ranks=tuple(rank for _, rank, _ in places),
+        node_of=tuple(leaders.index(leader) for leader, _, _ in places),
+        least=dict(zip(KINDS, agreed.tolist(), strict=False)),
+    )
+
+
+def _ranks_of_my_node(comm: MPI.Comm) -> MPI.Intracomm:
+    from mpi4py import MPI
+
+    local = MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
+    pretended = int(os.environ.get("FUEL_NODE_SIZE", "0"))
+    if pretended <= 0:
+        return local
+    part = MPI.Intracomm(local.Split(local.rank // pretended, local.rank))
+    local.Free()
+    return part

@@ -1,0 +1,102 @@
+"""From which size on a collective goes through a node's shared memory rather than through MPI: a table, and its file.
+
+The table is measured, for no rule of thumb holds on two machines. `fuelrun bench --tune` writes it for the machine that
+it runs on; where there is no file, `DEFAULT` holds, which was measured on the machine that it names. What is not in a
+table that was read is not guessed: ranks beyond the last row use the last row.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from fuel_parallel.errors import DataError
+
+NEVER = 1 << 62
+"""A threshold that no size reaches."""
+
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Thresholds for nodes with up to `ranks` ranks: the least number of bytes for which the window is faster.
+
+    Bytes are those of the whole: of what a rank hands to `all_reduce`, `reduce_scatter` and `broadcast`, and of what it
+    gets from `all_gather`.
+    """
+
+    ranks: int
+    all_reduce: int
+    reduce_scatter: int
+    all_gather: int
+    broadcast: int
+
+
+class CollectiveTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What was measured: on which machine, with which MPI, and the rows by ascending number of ranks."""
+
+    machine: str
+    mpi: str
+    rows: tuple[Row, ...]
+
+
+DEFAULT = CollectiveTable(
+    machine="x86-64 server (AMD Zen 3), 2 cores",
+    mpi="Open MPI 5.0",
+    rows=(
+        Row(ranks=2, all_reduce=16 << 10, reduce_scatter=64 << 10, all_gather=128 << 10, broadcast=128 << 10),
+        Row(ranks=1024, all_reduce=256 << 10, reduce_scatter=256 << 10, all_gather=256 << 10, broadcast=256 << 10),
+    ),
+)
+
+
+def least_bytes(table: CollectiveTable, kind: str, ranks: int) -> int:
+    """The size from which on `kind` among `ranks` ranks of a node goes through the window.
+
+    >>> least_bytes(CollectiveTable(machine="", mpi="", rows=()), "all_reduce", 2) == NEVER
+    True
+    """
+    for row in table.rows:
+        if ranks <= row.ranks:
+            return int(getattr(row, kind))
+    return int(getattr(table.rows[-1], kind)) if table.rows else NEVER
+
+
+def table_path() -> Path:
+    """Where the table of this user is kept: `$XDG_CACHE_HOME/fuel-parallel/collectives.json`."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if cache else Path.home() / ".cache") / "fuel-parallel" / "collectives.json"
+
+
+def read_table(path: Path | None = None) -> CollectiveTable:
+    """The table in a file, or `DEFAULT` where there is none.
+
+    Raises `DataError` when the file is not a table: silently using other numbers would hide a measurement.
+    """
+    path = table_path() if path is None else path
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return DEFAULT
+    try:
+        table = msgspec.json.decode(data, type=CollectiveTable)
+    except (msgspec.DecodeError, UnicodeDecodeError) as reason:
+        raise DataError(
+            f"{path} is not a table of collectives: {reason}; remove it or run fuelrun bench --tune"
+        ) from None
+    ranks = [row.ranks for row in table.rows]
+    if ranks != sorted(set(ranks)):
+        raise DataError(f"{path}: rows must be by ascending number of ranks, but they are for {ranks} ranks")
+    return table
+
+
+def write_table(table: CollectiveTable, path: Path | None = None) -> Path:
+    """Writes the table, whole or not at all, and says where."""
+    path = table_path() if path is None else path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(table)) + b"\n")
+    draft.replace(path)
+    return path
