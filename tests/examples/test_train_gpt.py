@@ -57,7 +57,8 @@ def test_the_held_out_loss_is_told_now_and_then(trained: tuple[subprocess.Comple
 
 def test_a_sample_of_the_wanted_length_comes_last(trained: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     sample = trained[0].stdout.partition("step 100: ")[2].partition("\n")[2]
-    assert len(sample) == 1 + 20 + 1  # the newline that it starts from, and that of print
+    assert sample.startswith("The ")
+    assert len(sample) == len("The ") + 20 + 1  # what it starts from, and the newline of print
 
 
 def test_progress_goes_to_stderr(trained: tuple[subprocess.CompletedProcess[str], Path]) -> None:
