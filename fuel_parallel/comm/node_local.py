@@ -22,8 +22,8 @@ there on all ranks copies nothing in and nothing out: each rank reduces its sect
 **Across nodes** (with equally many ranks on each) all-reduce is a reduce-scatter inside, an all-reduce of each section
 across, by MPI, and an all-gather inside. Broadcast goes across once for each node. Everything else is MPI's.
 
-`FUEL_NODE_LOCAL=1` turns it on (experimental); else all ranks talk through MPI. `FUEL_NODE_SIZE=2` pretends that a node has two
-ranks, to test with one machine.
+`FUEL_NODE_LOCAL=1` turns it on (experimental); else all ranks talk through MPI. `FUEL_NODE_SIZE=2` pretends that a
+node has two ranks, to test with one machine.
 NaNs follow numpy here: MIN and MAX of a NaN are NaN, which MPI leaves open.
 """
 
