@@ -134,7 +134,8 @@ def run(
         mpi_arguments=tuple(word for words in mpi_args for word in shlex.split(words)),
         grace=grace,
         verbose=verbose,
-        terminal=shutil.get_terminal_size().columns if os.isatty(2) else None,
+        # Both: a rank that draws on the terminal prints there as well, and what is printed may belong into a file.
+        terminal=shutil.get_terminal_size().columns if os.isatty(1) and os.isatty(2) else None,
     )
     plan = make_plan(find_engine(mpirun), target, ranks or 1, options)
     if dry_run:

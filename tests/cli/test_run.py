@@ -139,18 +139,24 @@ def test_the_ranks_learn_about_the_terminal(fuelrun) -> None:
     script = fuelrun.write("import os\nprint(os.environ.get('FUEL_TERMINAL'))")
     assert fuelrun.run("-n", "2", script).stdout == "None\nNone\n"
     ours, theirs = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "fuelrun", "-n", "2", script],
-        cwd=fuelrun.folder,
-        env={**fuelrun.environ, "COLUMNS": "93"},
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-        check=False,
-    )
+
+    def run(stdout: int) -> str | None:
+        done = subprocess.run(
+            [sys.executable, "-m", "fuelrun", "-n", "2", script],
+            cwd=fuelrun.folder,
+            env={**fuelrun.environ, "COLUMNS": "93"},
+            stdout=stdout,
+            stderr=theirs,
+            text=True,
+            check=False,
+        )
+        return done.stdout
+
+    assert run(subprocess.PIPE) == "None\nNone\n"  # what is printed goes into a file
+    run(theirs)
+    assert os.read(ours, 100).split() == [b"93", b"93"]
     os.close(ours)
     os.close(theirs)
-    assert done.stdout == "93\n93\n"
 
 
 def test_version(fuelrun) -> None:
