@@ -3,7 +3,7 @@
 A worker is one process (one rank) of one framework. It connects to the driver (BENCHMARK_DRIVER is host:port) and
 answers its lines, each with one line of JSON:
 
-    step 3        one training step on batch 3: {"ms": 351.2, "loss": 8.318}
+    step 3        one training step on batch 3: {"ms": 351.2, "cpu_ms": 350.9, "loss": 8.318}
     memory        {"peak_bytes": ...}, the most that the process grew since before its model was built
     (end)         ends
 """
@@ -45,9 +45,10 @@ def serve(build: Build, version: str) -> None:
                 _say(lines, {"peak_bytes": _peak() - before})
                 continue
             tokens, targets = batch(config, int(rest[0]), rank)
-            began = time.perf_counter_ns()
+            began, busy = time.perf_counter_ns(), time.process_time_ns()
             loss = step(tokens, targets)
-            _say(lines, {"ms": (time.perf_counter_ns() - began) / 1e6, "loss": loss})
+            ended, busy = time.perf_counter_ns(), time.process_time_ns() - busy
+            _say(lines, {"ms": (ended - began) / 1e6, "cpu_ms": busy / 1e6, "loss": loss})
 
 
 def _say(lines: Any, answer: dict[str, Any]) -> None:

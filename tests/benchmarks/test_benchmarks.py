@@ -48,6 +48,7 @@ def test_a_race_reports_the_peer_and_the_ratio() -> None:
     found = report("gpt_step.py", "--steps", "2", "--peer", "traced", *TINY)
     assert found["losses"]["ours"] == found["losses"]["peer"]
     assert found["ours_over_traced"] == found["ours_over_peer"] > 0
+    assert found["ours_over_peer_cpu"] > 0
     assert {"peer_ms", "peer_min_ms", "peer_max_ms", "peer_peak_bytes"} <= found.keys()
     assert set(found["versions"]) == {"ours", "gemm_floor", "peer"}
 
