@@ -13,6 +13,8 @@ MPI = "from mpi4py import MPI; world = MPI.COMM_WORLD\n"
 RANK = "import os, sys, time; rank = int(os.environ['RANK'])\n"
 # A rank that says that it is up, and goes on when all are: one that fails earlier ends the others before they say so.
 UP = RANK + MPI + "open(f'up-{rank}', 'w').close()\nworld.Barrier()\n"
+# After UP and the handlers: from here on a signal finds all ranks past the barrier and the handlers in place.
+READY = "world.Barrier()\nopen(f'ready-{rank}', 'w').close()\n"
 
 
 def ends(fuelrun, script: str, *words: str, within: float = 5.0) -> subprocess.CompletedProcess[str]:
@@ -151,19 +153,20 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_every_script(fuelrun) -> None:
 
 def test_sigterm_lets_a_script_save(fuelrun) -> None:
     handler = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (print('saved', rank), sys.exit(0)))\n"
-    process = fuelrun.start("-n", "2", fuelrun.write(handler + UP + "time.sleep(60)"))
-    fuelrun.wait_for("up-*", 2)
+    process = fuelrun.start("-n", "2", fuelrun.write(handler + UP + READY + "time.sleep(60)"))
+    fuelrun.wait_for("ready-*", 2)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, sorted(out.splitlines())) == (143, ["saved 0", "saved 1"])
 
 
-DEAF = "import signal\nfor number in (2, 15): signal.signal(number, lambda *_: None)\nworld.recv(source=1 - rank)"
+DEAF_HANDLERS = "import signal\nfor number in (2, 15): signal.signal(number, lambda *_: None)\n"
+DEAF = DEAF_HANDLERS + READY + "world.recv(source=1 - rank)"
 
 
 def test_ranks_that_hear_nothing_are_ended_after_the_grace_time(fuelrun) -> None:
     process = fuelrun.start("--grace", "1", "-n", "2", fuelrun.write(UP + DEAF))
-    fuelrun.wait_for("up-*", 2)
+    fuelrun.wait_for("ready-*", 2)
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
@@ -174,7 +177,7 @@ def test_ranks_that_hear_nothing_are_ended_after_the_grace_time(fuelrun) -> None
 
 def test_a_second_ctrl_c_does_not_wait_for_the_grace_time(fuelrun) -> None:
     process = fuelrun.start("--grace", "50", "-n", "2", fuelrun.write(UP + DEAF))
-    fuelrun.wait_for("up-*", 2)
+    fuelrun.wait_for("ready-*", 2)
     begin = time.monotonic()
     for _ in range(2):
         process.send_signal(signal.SIGINT)
@@ -186,8 +189,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace_time(fuelrun) -> None:
 
 def test_user_signals_are_passed_on(fuelrun) -> None:
     handler = "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: (print('heard', rank), sys.exit(0)))\n"
-    process = fuelrun.start("-n", "2", fuelrun.write(handler + UP + "time.sleep(60)"))
-    fuelrun.wait_for("up-*", 2)
+    process = fuelrun.start("-n", "2", fuelrun.write(handler + UP + READY + "time.sleep(60)"))
+    fuelrun.wait_for("ready-*", 2)
     process.send_signal(signal.SIGUSR1)
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, sorted(out.splitlines())) == (0, ["heard 0", "heard 1"])
