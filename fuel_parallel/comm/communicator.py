@@ -39,6 +39,8 @@ class ReduceOp(Enum):
     MAX = "max"
     AVG = "avg"
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and small collectives take microseconds
+
     def __repr__(self) -> str:
         return f"ReduceOp.{self.name}"
 

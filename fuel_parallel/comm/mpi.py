@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fuel_parallel.comm.communicator import CommInfo, Communicator, ReduceOp
+from fuel_parallel.comm.node_local import NodeLocalTransport
 from fuel_parallel.comm.transport import Host, Transport
 from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy.dtypes import DType
@@ -39,8 +40,6 @@ class MpiComm(Communicator):
         from mpi4py import MPI
 
         own = (MPI.COMM_WORLD if comm is None else comm).Dup()
-        from fuel_parallel.comm.node_local import NodeLocalTransport
-
         plain = MpiTransport(own)
         transport = NodeLocalTransport(plain) if own.Get_size() > 1 else plain
         super().__init__(CommInfo(own.Get_rank(), own.Get_size()), transport, name)
@@ -88,15 +87,15 @@ class MpiTransport(Transport):
 
     def broadcast(self, x: Host, root: int) -> Host:
         result = x.copy() if self.comm.rank == root else np.empty_like(x)
-        self.comm.Bcast(as_words(result), root)
+        self.comm.Bcast(self.words(result), root)
         return result
 
     def all_gather(self, x: Host, rows: Sequence[int]) -> Host:
         result = np.empty((sum(rows), *x.shape[1:]), dtype=x.dtype)
-        words, kind = as_words(result)
+        words, kind = self.words(result)
         width = words.size // sum(rows) if sum(rows) else 0
         counts = [r * width for r in rows]
-        self.comm.Allgatherv(as_words(x), [words, counts, kind])
+        self.comm.Allgatherv(self.words(x), [words, counts, kind])
         return result
 
     def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
@@ -110,8 +109,8 @@ class MpiTransport(Transport):
         sent = np.concatenate([block.reshape(-1) for block in blocks])
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
         received = np.empty(sum(sizes), dtype=dtype)
-        send_words, kind = as_words(sent)
-        receive_words, _ = as_words(received)
+        send_words, kind = self.words(sent)
+        receive_words, _ = self.words(received)
         per = max(dtype.itemsize // 8, 1)
         self.comm.Alltoallv(
             [send_words, [block.size * per for block in blocks], kind], [receive_words, [s * per for s in sizes], kind]
@@ -123,9 +122,9 @@ class MpiTransport(Transport):
         nobody = self._mpi.PROC_NULL
         result = np.empty_like(x)
         self.comm.Sendrecv(
-            as_words(x),
+            self.words(x),
             nobody if dest is None else dest,
-            recvbuf=as_words(result),
+            recvbuf=self.words(result),
             source=nobody if source is None else source,
         )
         return None if source is None else result
@@ -134,7 +133,7 @@ class MpiTransport(Transport):
         _in_flight[:] = [(request, buffer) for request, buffer in _in_flight if not request.Test()]
         # A copy: the plan may use the memory again before the message is through.
         buffer = x.copy()
-        _in_flight.append((self.comm.Isend(as_words(buffer), dest, tag), buffer))
+        _in_flight.append((self.comm.Isend(self.words(buffer), dest, tag), buffer))
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
         result = np.empty(shape, dtype=dtype)
@@ -146,18 +145,15 @@ class MpiTransport(Transport):
                 f"recv: expected {dtype.name}{list(shape)} ({result.nbytes} bytes) from rank {source}, "
                 f"but it sent {sent} bytes"
             )
-        self.comm.Recv(as_words(result), source, tag)
+        self.comm.Recv(self.words(result), source, tag)
         return result
 
     def barrier(self) -> None:
         self.comm.Barrier()
 
-
-def as_words(x: Host) -> list[Any]:
-    """An array's memory as integers of its item size: moving needs no arithmetic, and MPI knows no bfloat16."""
-    from mpi4py import MPI
-
-    flat = x.reshape(-1)
-    width = min(x.dtype.itemsize, 8)
-    kinds = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}
-    return [flat.view(f"u{width}"), kinds[width]]
+    def words(self, x: Host) -> list[Any]:
+        """An array's memory as integers of its item size: moving needs no arithmetic, and MPI knows no bfloat16."""
+        flat = x.reshape(-1)
+        width = min(x.dtype.itemsize, 8)
+        kinds = {1: self._mpi.UINT8_T, 2: self._mpi.UINT16_T, 4: self._mpi.UINT32_T, 8: self._mpi.UINT64_T}
+        return [flat.view(f"u{width}"), kinds[width]]

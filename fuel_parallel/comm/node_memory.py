@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,13 +37,16 @@ SLOT_BYTES = 1 << 20
 """Scratch memory of a rank for what it hands in, twice."""
 
 _LINE_WORDS = 16  # 128 bytes: two cache lines, which are fetched in pairs
-_ARRIVED, _ALLOCATION, _OFFSET, _IN_PLACE = range(4)  # the words of a rank's line
+_ARRIVED = 0  # the word of a rank's line that counts meetings
+_PLACES = 4, 8  # where a place begins that is published in an even and in an odd turn: allocation, offset, in place
 _SPINS = 50  # looks, of some 40 ns each, before a waiting rank yields its core: the other may be waiting for that one
 _YIELDS = 32  # between two calls that drive MPI forward
 _PAGE = 4096
 
+_yield_core = os.sched_yield if hasattr(os, "sched_yield") else lambda: time.sleep(0)
 
-@dataclass
+
+@dataclass(eq=False)
 class _Window:
     """A shared window, mapped on all ranks; `segments[r]` is the memory of rank r."""
 
@@ -123,7 +127,7 @@ class NodeMemory:
                 return
         yielded = 0
         while lines[place] < turn:
-            os.sched_yield()
+            _yield_core()
             yielded += 1
             if yielded % _YIELDS == 0:
                 self.comm.Iprobe()
@@ -165,17 +169,19 @@ class NodeMemory:
         for number, window in enumerate(self._allocations):
             if 0 <= address - window.address <= window.size - x.nbytes:
                 allocation, offset = number, address - window.address
-        lines, mine = self._lines, self._mine
-        lines[mine + _ALLOCATION], lines[mine + _OFFSET], lines[mine + _IN_PLACE] = allocation, offset, in_place
+        lines, at = self._lines, self._mine + _PLACES[self.turn % 2]
+        lines[at], lines[at + 1], lines[at + 2] = allocation, offset, in_place
         return allocation >= 0
 
     def published(self, size: int, dtype: np.dtype[Any]) -> tuple[list[Host | None], bool]:
         """The ranks' arrays of `size` elements where they lie here, else None; whether all are reduced in place."""
         arrays: list[Host | None] = []
         in_place = True
+        # Of the turn before: a rank that is ahead may have published the place of its next array in this one.
+        first = _PLACES[(self.turn - 1) % 2]
         for line in range(0, self.ranks * _LINE_WORDS, _LINE_WORDS):
-            allocation, offset = self._lines[line + _ALLOCATION], self._lines[line + _OFFSET]
-            in_place = in_place and allocation >= 0 and bool(self._lines[line + _IN_PLACE])
+            allocation, offset, there = self._lines[line + first : line + first + 3]
+            in_place = in_place and allocation >= 0 and bool(there)
             if allocation < 0:
                 arrays.append(None)
             else:
@@ -204,7 +210,7 @@ class NodeMemory:
         # Win.Sync is a memory barrier, and allowed within an epoch only: this one lasts as long as the window.
         win.Lock_all(MPI.MODE_NOCHECK)
         parts: list[Any] = [win.Shared_query(rank)[0] for rank in range(self.ranks)]
-        segments = [np.frombuffer(memoryview(part), dtype=np.uint8)[:size] for part in parts]
+        segments = [np.frombuffer(part, dtype=np.uint8)[:size] for part in parts]
         return _Window(win, segments, segments[self.rank].__array_interface__["data"][0], size)
 
     def free(self) -> None:
@@ -263,19 +269,22 @@ def memory_of(local: MPI.Intracomm) -> NodeMemory:
     if known is not None:
         local.Free()
         return known
-    if not _memories:
-        # mpi4py finalizes MPI at exit; what is registered later runs before that.
-        atexit.register(free_all)
     _memories[key] = made = NodeMemory(local)
     return made
 
 
+@atexit.register
 def free_all() -> None:
-    """Frees all windows, in the order in which they were made. A collective call, at the end of the process."""
+    """Frees all windows, in the order in which they were made. A collective call, at the end of the process.
+
+    Registered here, when the library is imported, so that it comes after what scripts and `fp.init()` register, which
+    may still use collectives. mpi4py finalizes MPI later than all of these.
+    """
+    if not _memories:
+        return
     from mpi4py import MPI
 
-    if MPI.Is_finalized():
-        return
-    for memory in _memories.values():
-        memory.free()
+    if not MPI.Is_finalized():
+        for memory in _memories.values():
+            memory.free()
     _memories.clear()
