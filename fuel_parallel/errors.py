@@ -40,6 +40,14 @@ class CommunicatorError(FuelError, RuntimeError):
     """A collective that cannot be built or run on this communicator."""
 
 
+class CollectiveMismatchError(CommunicatorError):
+    """Ranks that are about to run different collectives, or that wait for each other for ever."""
+
+
+class CollectiveTimeoutError(CommunicatorError):
+    """A collective that has waited for longer than `--timeout`; it ends the job with exit status 124."""
+
+
 class LaunchError(FuelError, RuntimeError):
     """Ranks could not be started, or the launcher and the MPI library do not belong together."""
 

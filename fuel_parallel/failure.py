@@ -38,7 +38,7 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from fuel_parallel import environment
-from fuel_parallel.errors import FuelError
+from fuel_parallel.errors import CollectiveTimeoutError, FuelError
 
 TRACEBACK = "FUEL_TRACEBACK"
 
@@ -128,13 +128,21 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
     return True
 
 
+def is_watched() -> bool:
+    """Whether a fuelrun watches this rank, and notices when a rank is gone."""
+    return _me().record_to is not None
+
+
 def exit_code(error: BaseException) -> int:
     """The status with which a rank ends: 1 for an exception, 130 for Ctrl-C, what `sys.exit` was given.
 
+    124 is for a collective that waited for too long, as of timeout(1).
     A `SystemExit` counts modulo 256, as for every process, but never becomes 0 by that: `sys.exit(256)` is 1.
     """
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
+    if isinstance(error, CollectiveTimeoutError):
+        return 124
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:
@@ -190,7 +198,9 @@ def describe(error: BaseException) -> str:
     if isinstance(error, FuelError) and os.environ.get(TRACEBACK) != "full":
         for part in _chain(report):
             users = [frame for frame in part.stack if not frame.filename.startswith(_OWN_FRAMES)]
-            part.stack = traceback.StackSummary.from_list(users or part.stack)
+            part.stack = traceback.StackSummary.from_list(users)
+        if not report.stack:  # found out after the script's end
+            return "".join(report.format_exception_only())
     return "".join(report.format())
 
 
@@ -214,7 +224,7 @@ def _one_line(error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" at {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
         return f"interrupted{where}"
-    return traceback.format_exception_only(error)[-1].strip()
+    return traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
 
 
 def _me() -> _Rank:

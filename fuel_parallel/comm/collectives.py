@@ -26,12 +26,18 @@ Host = np.ndarray[Any, Any]
 
 
 def _on_host(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel for arrays of any device: staged through contiguous host memory."""
+    """A kernel for arrays of any device: staged through contiguous host memory, run when all ranks are there."""
 
     def kernel(xp: Any, *arguments: Any) -> Any:
         x, *attrs = arguments
         host = np.ascontiguousarray(x if isinstance(x, np.ndarray | np.generic) else x.get()).reshape(x.shape)
-        result = run(host, *attrs)
+        guard = attrs[0].guard
+        if guard is None:
+            result = run(host, *attrs)
+        else:
+            guard.enter()
+            result = run(host, *attrs)
+            guard.leave()
         return result if xp is np else xp.asarray(result)
 
     return kernel
@@ -289,9 +295,12 @@ SHARD = define(
 # Point to point. A send's value is an empty tensor: it is run for its effect.
 
 
-def _send_kernel(x: Host, comm: Communicator, dest: int, tag: int) -> Host:
-    comm.transport.send(x, dest, tag)
-    return np.zeros(0, dtype=np.float32)
+def _send_kernel(xp: Any, x: Any, comm: Communicator, dest: int, tag: int) -> Any:
+    host = x if isinstance(x, np.ndarray | np.generic) else x.get()
+    if comm.guard is not None:
+        comm.guard.sends(dest, tag)
+    comm.transport.send(np.ascontiguousarray(host).reshape(x.shape), dest, tag)
+    return xp.zeros(0, dtype=np.float32)
 
 
 def _send_op(name: str, vjp: Any) -> Op:
@@ -299,7 +308,7 @@ def _send_op(name: str, vjp: Any) -> Op:
         Op(
             name,
             infer=lambda x, comm, dest, tag: Spec((0,), dtypes.float32, x.device),
-            kernel=_on_host(_send_kernel),
+            kernel=_send_kernel,
             vjp=vjp,
             crosses_ranks=True,
             aliases=False,
@@ -311,6 +320,8 @@ def _send_op(name: str, vjp: Any) -> Op:
 
 def _recv_op(name: str, vjp: Any) -> Op:
     def kernel(xp: Any, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int) -> Any:
+        if comm.guard is not None:
+            comm.guard.await_message(source, tag)
         return xp.asarray(comm.transport.recv(shape, dtype, source, tag))
 
     return define(

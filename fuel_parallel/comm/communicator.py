@@ -14,19 +14,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from fuel_parallel.comm.entries import BARRIER, Entry
 from fuel_parallel.errors import ArgumentError, CommunicatorError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes, effects
-from fuel_parallel.lazy.node import Op, apply
+from fuel_parallel.lazy.node import Op, apply, script_line
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.ops.reductions import normalize_axis
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.partitioning import partition
 
 if TYPE_CHECKING:
+    from fuel_parallel.comm.guard import Guard
     from fuel_parallel.comm.transport import Transport
 
 
@@ -65,6 +68,7 @@ class Communicator(ABC):
         self.info = info
         self.transport = transport
         self.name = name
+        self.guard: Guard | None = None
 
     @property
     def rank(self) -> int:
@@ -211,7 +215,12 @@ class Communicator(ABC):
     def barrier(self) -> None:
         """Returns when all ranks have called it. Pending sends are started first."""
         effects.run_pending()
-        self.transport.barrier()
+        with self.together(BARRIER):
+            self.transport.barrier()
+
+    def together(self, entry: Entry) -> AbstractContextManager[None]:
+        """Around a collective call that is made at once: begins when all ranks are there, with the same one."""
+        return nullcontext() if self.guard is None else self.guard.at_once(entry, script_line())
 
     @abstractmethod
     def split(self, color: int | None, key: int = 0) -> Communicator | None:

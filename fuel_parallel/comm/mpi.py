@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fuel_parallel.comm.communicator import CommInfo, Communicator, ReduceOp
+from fuel_parallel.comm.entries import SPLIT
+from fuel_parallel.comm.guard import Guard
 from fuel_parallel.comm.node_local import NodeLocalTransport
 from fuel_parallel.comm.transport import Host, Transport
 from fuel_parallel.errors import CommunicatorError
@@ -36,13 +38,15 @@ class MpiComm(Communicator):
     `MpiComm()` is that of all ranks; making one is collective.
     """
 
-    def __init__(self, comm: MPI.Comm | None = None, name: str = "world") -> None:
+    def __init__(self, comm: MPI.Intracomm | None = None, name: str = "world") -> None:
         from mpi4py import MPI
 
         own = (MPI.COMM_WORLD if comm is None else comm).Dup()
         plain = MpiTransport(own)
         transport = NodeLocalTransport(plain) if own.Get_size() > 1 else plain
         super().__init__(CommInfo(own.Get_rank(), own.Get_size()), transport, name)
+        if own.Get_size() > 1:
+            self.guard = Guard(own, name)
         self._mpi = own
         self._splits = itertools.count(1)
 
@@ -51,10 +55,11 @@ class MpiComm(Communicator):
         from mpi4py import MPI
 
         number = next(self._splits)
-        part = self._mpi.Split(MPI.UNDEFINED if color is None else color, key)
+        with self.together(SPLIT):
+            part = self._mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if part == MPI.COMM_NULL:
             return None
-        result = MpiComm(part, f"{self.name}.split{number}({color})")
+        result = MpiComm(MPI.Intracomm(part), f"{self.name}.split{number}({color})")
         part.Free()
         return result
 

@@ -503,7 +503,7 @@ def find_nodes(comm: MPI.Comm) -> _Nodes:
     comm.Allreduce(MPI.IN_PLACE, everywhere, MPI.MIN)
     if not everywhere[0]:
         return _NOWHERE
-    local = _ranks_of_my_node(comm)
+    local = ranks_of_my_node(comm)
     places = comm.allgather((local.bcast(comm.rank), local.rank, local.size))
     leaders = sorted({leader for leader, _, _ in places})
     sizes = {size for _, _, size in places}
@@ -526,7 +526,8 @@ def find_nodes(comm: MPI.Comm) -> _Nodes:
     )
 
 
-def _ranks_of_my_node(comm: MPI.Comm) -> MPI.Intracomm:
+def ranks_of_my_node(comm: MPI.Comm) -> MPI.Intracomm:
+    """The ranks of `comm` that share this node, in their order. A collective call."""
     from mpi4py import MPI
 
     local = MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))

@@ -7,7 +7,7 @@ import os
 import sys
 
 from fuel_parallel import environment, failure
-from fuel_parallel.comm import clock
+from fuel_parallel.comm import clock, guard, standstill, watchdog
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.identity import IdentityComm
 from fuel_parallel.comm.mpi import MpiComm, finish_sends
@@ -53,16 +53,23 @@ def _make_world() -> Communicator:
         return IdentityComm()
     failure.install(MPI.COMM_WORLD.Get_rank(), size)
     # mpi4py finalizes MPI at exit; what is registered later runs before that.
-    atexit.register(_finish)
+    atexit.register(_finish, os.getpid())
+    watchdog.start(standstill.start(MPI.COMM_WORLD))
     if os.environ.get("FUEL_TRACE"):
         clock.compare(MPI.COMM_WORLD)
     return MpiComm()
 
 
-def _finish() -> None:
-    """A script that ends well ends its sends, too."""
-    run_pending()
-    finish_sends()
+def _finish(process: int) -> None:
+    """A script that ends well ends its sends, too, and waits for the others; else its failure ends them."""
+    if os.getpid() != process:
+        return
+    try:
+        run_pending()
+        guard.end()
+        finish_sends()
+    except BaseException as error:
+        failure.end_rank(error)
 
 
 def _mpi_runs_already() -> bool:

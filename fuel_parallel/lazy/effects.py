@@ -8,8 +8,24 @@ order on the wire is the order of the script however a rank cuts its work into r
 from __future__ import annotations
 
 import weakref
+from collections import deque
+from typing import NamedTuple
 
-from fuel_parallel.lazy.node import Node
+from fuel_parallel.lazy.node import Attrs, Line, Node, Op, Spec
+
+
+class Built(NamedTuple):
+    """What is remembered of a collective after its node may be gone. `spec` is that of its input."""
+
+    serial: int
+    op: Op
+    attrs: Attrs
+    spec: Spec
+    line: Line | None
+
+
+built: deque[Built] = deque(maxlen=128)
+"""The collectives that were built last; for the message when ranks differ."""
 
 _kept: list[Node] = []
 _differentiable: list[weakref.ref[Node]] = []
@@ -26,6 +42,8 @@ def keep(node: Node) -> None:
 def note(node: Node) -> None:
     """Remembers a collective for the order of later plans, without holding it."""
     _noted.append(weakref.ref(node))
+    spec = node.inputs[0].spec if node.inputs else node.spec
+    built.append(Built(node.serial, node.op, node.attrs, spec, node.line))
 
 
 def take() -> list[Node]:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -202,11 +202,13 @@ def data_node(value: Any, spec: Spec) -> Node:
 
 def script_line() -> Line | None:
     """Code and line number of the innermost frame outside this package: the line the user wrote."""
-    if _line_override:
-        return _line_override[-1]
-    frame = sys._getframe(1)
+    return _line_override[-1] if _line_override else line_of(sys._getframe(1))
+
+
+def line_of(frame: FrameType | None) -> Line | None:
+    """The user's line in a stack, from its innermost frame on."""
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return (frame.f_code, frame.f_lineno) if frame is not None else None
 
 

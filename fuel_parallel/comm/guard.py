@@ -1,0 +1,455 @@
+"""The guard: no collective runs before it is known that all ranks are about to run the same.
+
+Every `MpiComm` has a `Guard`. Before a plan runs, `announce` publishes the digests of its collectives, each in its
+communicator; before each collective runs, `enter` waits until all ranks have published the same entry. So it is the
+guard that waits for a rank that is late, in Python, where signals are heard and the wait can be explained, and MPI
+only moves bytes between ranks that are all there. Where entries differ, all ranks come to that same entry, tell each
+other what they have there, and raise one `CollectiveMismatchError`.
+
+The end of a script is an entry too, the last one of each communicator: `end` waits until all ranks have come to it. A
+rank that ends while others wait for it is thus a mismatch like any other.
+
+Sends and receives belong to two ranks and are no entries. They are counted, and the counts are compared at the end; a
+receive waits here as well, and notices if its sender's script has ended. Ranks of a node that wait for each other in
+a circle notice by following who waits for whom (see `standstill`).
+
+`FUEL_GUARD=0` turns the comparison off; the waits for messages, and what the watchdog sees, remain.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fuel_parallel.comm.board import share
+from fuel_parallel.comm.entries import END, Entry, entry_of, is_message, message_of
+from fuel_parallel.comm.exchange import PIECE, Exchange, NodeExchange, WireExchange
+from fuel_parallel.comm.mismatch import Row, describe
+from fuel_parallel.comm.node_local import ranks_of_my_node
+from fuel_parallel.comm.standstill import Standstill
+from fuel_parallel.errors import CollectiveMismatchError
+from fuel_parallel.lazy import effects
+from fuel_parallel.lazy.node import Attrs, Line, Node, Op, Spec, describe_line, script_line
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_SPINS = 50  # looks before a waiting rank yields its core: see `node_memory`
+_YIELDS = 32  # between two calls that drive MPI forward
+_LOOK_AROUND_S = 0.05  # from here on a wait is worth asking why
+_ON_ITS_WAY_S = 0.25  # what a rank sent before its script ended has come by then
+_PATIENT_S = 1.0  # later than that nobody minds half a millisecond
+
+_yield_core = os.sched_yield if hasattr(os, "sched_yield") else lambda: time.sleep(0)
+
+
+class Step(Protocol):
+    """A step of a plan, as far as the guard reads it."""
+
+    @property
+    def op(self) -> Op:
+        """The operation."""
+
+    @property
+    def attrs(self) -> Attrs:
+        """Its attributes; for a collective the first one is the communicator."""
+
+    @property
+    def spec(self) -> Spec:
+        """The result."""
+
+    @property
+    def origin(self) -> int:
+        """The place of the node it comes from."""
+
+
+class Guard:
+    """The guard of one communicator, over the MPI one that carries its messages. Making one is collective.
+
+    Entries are numbered. `published`, `verified` and `entered` say how far this rank is; `finished` is behind
+    `entered` while a collective runs.
+    """
+
+    def __init__(self, messages: MPI.Intracomm, name: str) -> None:
+        from mpi4py import MPI
+
+        self.name, self.rank, self.ranks = name, messages.rank, messages.size
+        self.messages = messages
+        self.comm = messages.Dup()
+        group, world = messages.Get_group(), MPI.COMM_WORLD.Get_group()
+        self.world_ranks: list[int] = MPI.Group.Translate_ranks(group, list(range(self.ranks)), world)
+        group.Free()
+        world.Free()
+        self.published = self.entered = self.finished = self.verified = 0
+        self.receiving: _Message | None = None
+        self.sent: Counter[tuple[int, int]] = Counter()
+        self.received: Counter[tuple[int, int]] = Counter()
+        self._sent_at: dict[tuple[int, int], Line | None] = {}
+        self._entries: Sequence[Entry] = ()
+        self._lines: Sequence[Line | None] = ()
+        self._base = 0
+        self._last: tuple[Entry, Line | None] | None = None
+        self._digests = memoryview(array("q"))
+        self._ran: deque[int] = deque(maxlen=1024)
+        self.exchange = self._find_exchange()
+        if self.exchange is None:
+            self.verified = sys.maxsize
+        guards.append(self)
+
+    def _find_exchange(self) -> Exchange | None:
+        from mpi4py import MPI
+
+        wanted = np.array([os.environ.get("FUEL_GUARD", "1") != "0"], dtype=np.uint8)
+        self.comm.Allreduce(MPI.IN_PLACE, wanted, MPI.MIN)
+        if not wanted[0]:
+            return None
+        local = ranks_of_my_node(self.comm)
+        memory = share(local, NodeExchange.nbytes(self.ranks)) if local.size == self.ranks else None
+        local.Free()
+        return WireExchange(self.comm) if memory is None else NodeExchange(memory, self.rank, self.ranks)
+
+    # Before a plan runs.
+
+    def publish(
+        self, entries: Sequence[Entry], digests: memoryview, lines: Sequence[Line | None], serials: Sequence[int]
+    ) -> None:
+        """Tells the others about the entries that I am about to run, built at `lines`."""
+        base = self.published
+        if self._entries:
+            self._last = self._entries[-1], self._lines[-1]
+        self._entries, self._lines, self._base, self._digests = entries, lines, base, digests
+        self._ran.extend(serials)
+        self.entered = self.finished = base  # after a plan that failed, too
+        if self.exchange is not None:
+            count = min(len(digests), PIECE)
+            self.exchange.publish(base, digests[:PIECE] if count < len(digests) else digests)
+            self.published = base + count
+        else:
+            self.published = base + len(digests)
+
+    def enter(self) -> None:
+        """To be called before a collective runs: returns when all ranks are there, with the same one."""
+        number = self.entered
+        self.entered = number + 1
+        if number >= self.verified:
+            self._verify(number)
+
+    def leave(self) -> None:
+        """To be called after a collective has run."""
+        global latest
+        latest = self
+        self.finished = self.entered
+
+    def at_once(self, entry: Entry, line: Line | None) -> _AtOnce:
+        """Around a collective that is not in the graph, called at `line`."""
+        return _AtOnce(self, entry, line)
+
+    def _verify(self, number: int) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            return
+        if number == self.published:
+            done = number - self._base
+            piece = self._digests[done : done + PIECE]
+            exchange.publish(number, piece)
+            self.published += len(piece)
+        found = exchange.compare(number, self.published)
+        if found == number:
+            found = self._wait_for_others(exchange, number)
+        self.verified = found if found >= 0 else ~found
+        if found == ~number:
+            self._disagree(number)
+
+    def _wait_for_others(self, exchange: Exchange, number: int) -> int:
+        found = number
+
+        def ready() -> bool:
+            nonlocal found
+            found = exchange.compare(number, self.published)
+            return found != number
+
+        def missing() -> list[int]:
+            return exchange.missing(number) or []
+
+        self._wait(ready, missing)
+        return found
+
+    # Messages.
+
+    def sends(self, dest: int, tag: int) -> None:
+        """To be called before a send starts."""
+        self.sent[dest, tag] += 1
+        self._sent_at[dest, tag] = _announced.popleft().line if _announced else None
+
+    def await_message(self, source: int, tag: int) -> None:
+        """To be called before a receive: returns when a message from `source` has come."""
+        self.received[source, tag] += 1
+        message = _announced.popleft() if _announced else None
+        probe = self.messages.Iprobe
+        if probe(source, tag):
+            return
+        self.receiving = message
+        try:
+            self._wait(lambda: probe(source, tag), lambda: [source], self._sender_ended(source))
+        finally:
+            self.receiving = None
+
+    def _sender_ended(self, source: int) -> Callable[[], None]:
+        since = 0.0
+
+        def check() -> None:
+            nonlocal since
+            if self.exchange is None or not self.exchange.has_ended(source):
+                return
+            since = since or time.monotonic()
+            if time.monotonic() - since > _ON_ITS_WAY_S:
+                raise CollectiveMismatchError(
+                    f"rank {source} has ended its script, and rank {self.rank} waits for it\n"
+                    f"  rank {self.rank}  {self.doing()} of communicator '{self.name}'\n  Likely cause: a send under an `if`, or one step more here"
+                )
+
+        return check
+
+    # Waiting.
+
+    def _wait(
+        self, ready: Callable[[], bool], missing: Callable[[], list[int]], check: Callable[[], None] | None = None
+    ) -> None:
+        for _ in range(_SPINS):
+            if ready():
+                return
+        began = looked = 0.0
+        yielded = 0
+        watch: Standstill | None = None
+        try:
+            while not ready():
+                _yield_core()
+                yielded += 1
+                if yielded % _YIELDS:
+                    continue
+                self.messages.Iprobe()
+                now = time.monotonic()
+                began = began or now
+                if now - began > _PATIENT_S:
+                    time.sleep(0.0005)
+                if now - max(began, looked) > _LOOK_AROUND_S:
+                    looked = now
+                    watch = watch or Standstill(f"{self.doing()} of communicator '{self.name}'")
+                    watch.look([self.world_ranks[rank] for rank in missing()])
+                    if check is not None:
+                        check()
+        finally:
+            if watch is not None:
+                watch.over()
+
+    # Words.
+
+    def doing(self) -> str:
+        """What this rank is in, with its line; empty outside of collectives."""
+        receiving = self.receiving
+        if receiving is not None:
+            return _at(message_of(receiving.op, receiving.attrs), receiving.line)
+        entered, base, entries, lines = self.entered, self._base, self._entries, self._lines
+        if entered == self.finished or not 0 < entered - base <= len(entries):
+            return ""
+        return _at(str(entries[entered - base - 1]), lines[entered - base - 1])
+
+    def last(self) -> str:
+        """The collective that this rank finished last, with its line; empty before the first."""
+        finished, base, entries, lines = self.finished, self._base, self._entries, self._lines
+        if 0 < finished - base <= len(entries):
+            return _at(str(entries[finished - base - 1]), lines[finished - base - 1])
+        return "" if self._last is None else _at(str(self._last[0]), self._last[1])
+
+    def awaited(self) -> list[int]:
+        """The ranks that this one waits for, as far as it can know."""
+        receiving = self.receiving
+        if receiving is not None:
+            return [receiving.attrs[receiving.op.attr_names.index("source")]]
+        if self.exchange is None or self.entered == self.finished:
+            return []
+        return self.exchange.missing(self.entered - 1) or []
+
+    def nobody_is_missing(self) -> str:
+        """Why `awaited` may name nobody."""
+        if isinstance(self.exchange, NodeExchange):
+            return "nobody; the transfer itself does not end"
+        return "not known" + (" between nodes" if self.exchange else " with FUEL_GUARD=0")
+
+    # When ranks differ.
+
+    def _row(self, number: int) -> Row:
+        place = number - self._base
+        entry = self._entries[place]
+        ran = set(self._ran)
+        unasked = [
+            (entry_of(built.op, built.attrs, built.spec).digest, describe_line(built.line))
+            for built in effects.built
+            if built.attrs[0].guard is self and built.serial not in ran and not is_message(built.op)
+        ]
+        asked = script_line()
+        return Row(
+            rank=self.rank,
+            digest=entry.digest,
+            text=str(entry),
+            kind=entry.kind,
+            dtype=entry.dtype,
+            shape=entry.shape,
+            facts=tuple(sorted(entry.facts.items())),
+            line="" if entry is END else describe_line(self._lines[place]),
+            asked="" if entry is END else describe_line(asked),
+            following=tuple(e.digest for e in self._entries[place + 1 : place + 9]),
+            unasked=tuple(unasked),
+        )
+
+    def _disagree(self, number: int) -> None:
+        """All ranks come here with the same number."""
+        rows: list[Row] = self.comm.allgather(self._row(number))
+        raise CollectiveMismatchError(describe(self.name, number, rows))
+
+    # The end of the script.
+
+    def publish_end(self) -> None:
+        """No collective follows."""
+        if self.exchange is not None:
+            self.publish((END,), _packed([END]), (None,), ())
+            self.exchange.say_ended()
+
+    def all_ended(self) -> bool:
+        """Whether all ranks are known to have come to the end; raises when one has a collective instead."""
+        if self.exchange is None:
+            return True
+        number = self._base
+        found = self.exchange.compare(number, self.published)
+        if found == ~number:
+            self._disagree(number)
+        if found == number:
+            self.messages.Iprobe()
+        return found > number
+
+    def compare_messages(self) -> None:
+        """Raises when a message was sent that nobody received. A collective call."""
+        if self.exchange is None:
+            return
+        counts = self.comm.allgather((dict(self.sent), dict(self.received), self._places()))
+        lost = []
+        for source, (sent, _, places) in enumerate(counts):
+            for (dest, tag), count in sent.items():
+                received = counts[dest][1].get((source, tag), 0)
+                if count > received:
+                    what = f"{count - received} of {count} messages of rank {source} to rank {dest}, tag {tag}"
+                    lost.append(f"  {what}, the last of them sent at {places[dest, tag]}")
+        if lost:
+            listed = "\n".join(lost)
+            raise CollectiveMismatchError(
+                f"all ranks have ended the script, but messages of '{self.name}' were not received\n{listed}\n"
+                "  Likely cause: a recv under an `if`, or one whose value was never asked for"
+            )
+
+    def _places(self) -> dict[tuple[int, int], str]:
+        return {key: describe_line(line) for key, line in self._sent_at.items()}
+
+
+class _AtOnce:
+    """Begins when all ranks are there; without a frame of contextlib between the script and us."""
+
+    def __init__(self, guard: Guard, entry: Entry, line: Line | None) -> None:
+        self.guard, self.entry, self.line = guard, entry, line
+
+    def __enter__(self) -> None:
+        self.guard.publish((self.entry,), _packed([self.entry]), (self.line,), ())
+        self.guard.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.guard.leave()
+
+
+def _at(what: str, line: Line | None) -> str:
+    return f"{what} at {describe_line(line)}"
+
+
+def _packed(entries: Sequence[Entry]) -> memoryview:
+    return memoryview(array("q", [entry.digest for entry in entries]))
+
+
+# All guards of this process, and the board of its node.
+
+guards: list[Guard] = []
+latest: Guard | None = None
+"""That of the communicator in which a collective finished last."""
+
+ended = False
+"""Whether the script of this rank has come to its end."""
+
+
+def end() -> None:
+    """The script has ended: returns when that of all ranks has, and raises where they differ. A collective call."""
+    global ended
+    ended = True
+    waiting = list(guards)
+    for guard in waiting:
+        guard.publish_end()
+    looks = 0
+    while waiting := [guard for guard in waiting if not guard.all_ended()]:
+        looks += 1
+        if looks > _SPINS:
+            time.sleep(0.0005)
+    for guard in guards:
+        guard.compare_messages()
+
+
+class _Message(NamedTuple):
+    """A send or receive of the plan that runs."""
+
+    op: Op
+    attrs: Attrs
+    line: Line | None
+
+
+_Share = tuple[Guard, tuple[Entry, ...], memoryview, tuple[int, ...]]
+_shares: dict[int, tuple[Any, list[_Share], list[int]]] = {}
+_MOST_PLANS = 512
+_announced: deque[_Message] = deque()
+"""The messages of the plan that runs, in their order; each takes its own from here."""
+
+
+def announce(steps: Sequence[Step], computed: list[Node]) -> None:
+    """To be called before a plan's steps run: publishes its collectives. `computed` are the nodes it stands for."""
+    found = _shares.get(id(steps))
+    if found is None or found[0] is not steps:
+        if len(_shares) >= _MOST_PLANS:
+            _shares.clear()
+        found = _shares[id(steps)] = _read(steps, computed)
+    for guard, entries, digests, origins in found[1]:
+        nodes = [computed[origin] for origin in origins]
+        guard.publish(entries, digests, [node.line for node in nodes], [node.serial for node in nodes])
+    if found[2] or _announced:
+        _announced.clear()
+        _announced.extend(_Message(node.op, node.attrs, node.line) for node in map(computed.__getitem__, found[2]))
+
+
+def _read(steps: Sequence[Step], computed: list[Node]) -> tuple[Any, list[_Share], list[int]]:
+    """Which collectives a plan has, by communicator, and which messages."""
+    entries: dict[Guard, list[tuple[Entry, int]]] = {}
+    messages: list[int] = []
+    for step in steps:
+        if not step.op.crosses_ranks or step.attrs[0].guard is None:
+            continue
+        if is_message(step.op):
+            messages.append(step.origin)
+            continue
+        node = computed[step.origin]
+        spec = node.inputs[0].spec if node.op is step.op else step.spec
+        entries.setdefault(step.attrs[0].guard, []).append((entry_of(step.op, step.attrs, spec), step.origin))
+    shares = [
+        (guard, tuple(e for e, _ in found), _packed([e for e, _ in found]), tuple(origin for _, origin in found))
+        for guard, found in entries.items()
+    ]
+    return steps, shares, messages

@@ -1,0 +1,107 @@
+"""Finding out, in a long wait, that it cannot end.
+
+Two things can be seen on the node's board: that ranks wait for each other in a circle, and that a process is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from fuel_parallel import failure
+from fuel_parallel.comm.board import Board, Seen
+from fuel_parallel.comm.node_local import ranks_of_my_node
+from fuel_parallel.errors import CollectiveMismatchError, CommunicatorError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_STANDSTILL_S = 0.5  # a circle of waiting ranks that lasts so long does not end
+_GONE_S = 1.0  # a process that is gone for so long will not be reported by the launcher any more
+
+_board: Board | None = None
+_waits = 0
+
+
+def start(world: MPI.Intracomm) -> Board:
+    """Makes the board of this node. A collective call."""
+    global _board
+    local = ranks_of_my_node(world)
+    ranks = local.allgather(world.rank)
+    _board = Board.of(local, ranks)
+    local.Free()
+    return _board
+
+
+class Standstill:
+    """One long wait. `doing` says in words what this rank waits in."""
+
+    def __init__(self, doing: str) -> None:
+        global _waits
+        _waits += 1
+        self.doing = doing
+        self.circle: list[tuple[int, int]] = []
+        self.since = 0.0
+        self.gone_since = 0.0
+
+    def look(self, missing: list[int]) -> None:
+        """Raises when the ranks wait for each other in a circle, or one that is waited for has died."""
+        board = _board
+        if board is None or not missing:
+            return
+        board.say(doing=self.doing)
+        board.write(waits_for=missing[0], wait=_waits)
+        circle = _circle(board)
+        seen = [(one.rank, one.wait) for one in circle]
+        if not seen or seen != self.circle:
+            self.circle, self.since = seen, time.monotonic()
+        elif time.monotonic() - self.since > _STANDSTILL_S:
+            rows = "\n".join(f"  rank {one.rank} waits for rank {one.waits_for} in {one.doing}" for one in circle)
+            raise CollectiveMismatchError(
+                f"the ranks wait for each other in a circle\n{rows}\n"
+                "  Likely cause: the same collectives in another order, or a send or recv without its other half"
+            )
+        self._look_for_the_dead(board, missing)
+
+    def _look_for_the_dead(self, board: Board, missing: list[int]) -> None:
+        dead = [] if failure.is_watched() else [s for rank in missing if (s := board.read(rank)) and not lives(s.pid)]
+        if not dead:
+            self.gone_since = 0.0
+            return
+        self.gone_since = self.gone_since or time.monotonic()
+        if time.monotonic() - self.gone_since > _GONE_S:
+            who = ", ".join(f"rank {one.rank} (process {one.pid}, last seen at {one.line})" for one in dead)
+            raise CommunicatorError(f"{who} is gone, without a word: killed, or ended by os._exit")
+
+    def over(self) -> None:
+        """The wait has ended."""
+        if _board is not None:
+            _board.say(doing="")
+            _board.write()
+
+
+def _circle(board: Board) -> list[Seen]:
+    """Ranks of this node of which each waits for the next, from me and back to me; empty if there is none."""
+    me = board.ranks[board.mine]
+    chain: list[Seen] = []
+    rank: int | None = me
+    while rank is not None and (seen := board.read(rank)) is not None:
+        chain.append(seen)
+        rank = seen.waits_for
+        if rank == me:
+            return chain
+        if any(rank == one.rank for one in chain):
+            break
+    return []
+
+
+def lives(pid: int) -> bool:
+    """Whether a process of this host is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
