@@ -15,7 +15,7 @@ import click
 from fuel_parallel import environment
 from fuel_parallel.environment import LauncherClaim
 from fuel_parallel.errors import LaunchError
-from fuelrun.launch.rank import TRACE
+from fuelrun.launch.rank import LOG_DIR, TIMEOUT, TRACE
 from fuelrun.launch.script import Script
 
 
@@ -81,6 +81,10 @@ class RunCommand(click.Command):
 @click.option(
     "--grace", type=Seconds(), default=5.0, metavar="S", help="Seconds for the script after Ctrl-C [default: 5]."
 )
+@click.option(
+    "--timeout", type=Seconds(), metavar="S", help="Seconds that a collective may wait; 0: for ever [default: 300]."
+)
+@click.option("--log-dir", metavar="DIR", help="Where the stacks of a job that is stuck go [default: fuelrun-logs].")
 @click.option("--mpirun", metavar="PATH", help="The mpirun to use [default: the one of the MPI that mpi4py loads].")
 @click.option("--mpi-args", multiple=True, metavar="ARGS", help="Options for mpirun itself, quoted; may be repeated.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes, only errors.")
@@ -95,6 +99,8 @@ def run(
     trace: str | None,
     dry_run: bool,
     grace: float,
+    timeout: float | None,
+    log_dir: str | None,
     mpirun: str | None,
     mpi_args: tuple[str, ...],
     quiet: bool,
@@ -113,14 +119,14 @@ def run(
         _refuse_to_nest(claim, ranks)
     _check(target)
     trace_to = _prepare_trace(trace) if trace else None
+    settings = _settings(timeout, log_dir, trace_to)
     if inside or (ranks or 1) == 1:
         from fuelrun.launch.rank import become_rank, rank_command
 
         if dry_run:
-            click.echo(shlex.join(rank_command(target, threads=threads, tag_output=tag_output, trace=trace_to)))
+            click.echo(shlex.join(rank_command(target, threads=threads, tag_output=tag_output, settings=settings)))
             return 0
-        if trace_to:
-            os.environ[TRACE] = str(trace_to)
+        os.environ.update(settings)
         become_rank(target, threads=threads, tag_output=tag_output)
 
     from fuelrun.launch.find import find_engine
@@ -130,7 +136,7 @@ def run(
     options = Options(
         threads=threads,
         tag_output=tag_output,
-        trace=trace_to,
+        settings=settings,
         mpi_arguments=tuple(word for words in mpi_args for word in shlex.split(words)),
         grace=grace,
         verbose=verbose,
@@ -157,6 +163,18 @@ def run(
         if not quiet:
             click.echo(f"fuelrun: {outcome}", err=True)
     return verdict.code
+
+
+def _settings(timeout: float | None, log_dir: str | None, trace_to: Path | None) -> dict[str, str]:
+    """What the library in each rank reads from its environment."""
+    settings = {}
+    if timeout is not None:
+        settings[TIMEOUT] = f"{timeout:g}"
+    if log_dir is not None:
+        settings[LOG_DIR] = os.path.abspath(log_dir)
+    if trace_to is not None:
+        settings[TRACE] = str(trace_to)
+    return settings
 
 
 def _prepare_trace(name: str) -> Path:

@@ -64,6 +64,7 @@ _this_rank: _Rank | None = None
 before_the_end: list[Callable[[], None]] = []
 """Called when this rank fails, since `atexit` is not."""
 
+_meets_others = False  # whether the end of the script is not yet a good end
 _ending = False  # a failure of one thread is not taken back by the good end of another
 
 
@@ -106,7 +107,7 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
     Written to `rank-R.json` in the job directory, whole or not at all; where nobody watches nothing is written.
     """
     me = _me()
-    if me.record_to is None or not _is_this_rank() or (_ending and code == 0):
+    if me.record_to is None or not _is_this_rank() or (code == 0 and (_ending or _meets_others)):
         return False
     record = {
         "rank": me.rank,
@@ -117,6 +118,7 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
         "code": code,
         "reason": reason,
         "report": report,
+        "mpi": _mpi_runs(),
     }
     path = me.record_to / f"rank-{me.rank}.json"
     try:
@@ -126,6 +128,33 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
     except OSError:  # fuelrun is gone, and its directory with it: this rank is about to be ended anyway
         return False
     return True
+
+
+def meet_others() -> None:
+    """From here on a rank has ended well when `met_others` says so, not when its script has."""
+    global _meets_others
+    _meets_others = True
+
+
+def met_others() -> None:
+    """All ranks have come to the end of their scripts."""
+    global _meets_others
+    _meets_others = False
+    write_record(0)
+
+
+def join_others() -> None:
+    """For a script that ends without MPI where nobody watches: others may wait in `MPI_Init` for this rank.
+
+    They learn from it that this one will not come; see `fp.init()`. If no rank needs MPI, nothing else happens.
+    """
+    claim = environment.detect()
+    if is_watched() or claim is None or not claim.parallel or "mpi4py.MPI" in sys.modules:
+        return
+    with contextlib.suppress(ImportError, RuntimeError):
+        mpi = importlib.import_module("mpi4py.MPI")
+        if mpi.Is_initialized():
+            mpi.COMM_WORLD.allreduce(0, mpi.MIN)
 
 
 def is_watched() -> bool:
@@ -306,6 +335,11 @@ def _end_job(code: int) -> NoReturn:
             if mpi is not None:
                 mpi.COMM_WORLD.Abort(code)
     os._exit(code)
+
+
+def _mpi_runs() -> bool:
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_initialized())
 
 
 def _initialised_mpi() -> ModuleType | None:

@@ -6,12 +6,11 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fuel_parallel.environment import without_launcher
 from fuelrun.launch.engine import Engine, Job
 from fuelrun.launch.processes import cores
-from fuelrun.launch.rank import TAG_OUTPUT, THREADS, TRACE, rank_command
+from fuelrun.launch.rank import TAG_OUTPUT, THREADS, rank_command
 from fuelrun.launch.script import Script
 
 TERMINAL = "FUEL_TERMINAL"
@@ -24,7 +23,7 @@ class Options:
     Args:
         threads: Threads a rank; None for 1 unless the environment says otherwise.
         tag_output: Put `[rank/N]` before every line.
-        trace: Where the trace of all ranks goes.
+        settings: Variables for the library in each rank.
         mpi_arguments: Options for mpirun itself.
         grace: Seconds that scripts get after Ctrl-C or SIGTERM.
         verbose: Show mpirun's own messages too.
@@ -33,7 +32,7 @@ class Options:
 
     threads: int | None = None
     tag_output: bool = False
-    trace: Path | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
     mpi_arguments: tuple[str, ...] = ()
     grace: float = 5.0
     verbose: bool = False
@@ -84,8 +83,7 @@ def make_plan(engine: Engine, script: Script, ranks: int, options: Options) -> P
         added[THREADS] = str(options.threads)
     if options.tag_output:
         added[TAG_OUTPUT] = "1"
-    if options.trace is not None:
-        added[TRACE] = str(options.trace)
+    added |= options.settings
     if options.terminal is not None:
         added[TERMINAL] = str(options.terminal)
     notes, details = [], [f"{engine.name} {engine.version}: {engine.mpirun}"]

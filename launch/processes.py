@@ -44,6 +44,13 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def has_loaded_mpi(pid: int) -> bool:
+    """Whether the library of an MPI is in the memory of a process."""
+    with contextlib.suppress(OSError):
+        return "/libmpi" in Path(f"/proc/{pid}/maps").read_text()
+    return False
+
+
 def name_of(pid: int) -> str:
     """The command of a process, for messages."""
     with contextlib.suppress(OSError):

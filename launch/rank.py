@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -30,6 +31,7 @@ SUPERVISOR = "FUEL_SUPERVISOR"
 TAG_OUTPUT = "FUEL_TAG_OUTPUT"
 THREADS = "FUEL_THREADS"
 TRACE = "FUEL_TRACE"  # read by fuel_parallel.runtime.trace
+TIMEOUT, LOG_DIR = "FUEL_TIMEOUT", "FUEL_LOG_DIR"  # read by fuel_parallel.comm.watchdog
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -55,13 +57,13 @@ def thread_variables(environ: dict[str, str], threads: int | None = None) -> dic
 
 
 def rank_command(
-    target: Script, *, threads: int | None = None, tag_output: bool = False, trace: Path | None = None
+    target: Script, *, threads: int | None = None, tag_output: bool = False, settings: Mapping[str, str] | None = None
 ) -> list[str]:
-    """The command line that does what `become_rank` does."""
-    settings = [f"{THREADS}={threads}"] if threads is not None else []
-    settings += [f"{TAG_OUTPUT}=1"] if tag_output else []
-    settings += [f"{TRACE}={trace}"] if trace else []
-    return [*(("env", *settings) if settings else ()), sys.executable, "-m", "fuelrun.launch.rank", *target.command()]
+    """The command line that does what `become_rank` does, with `settings` in its environment."""
+    variables = [f"{THREADS}={threads}"] if threads is not None else []
+    variables += [f"{TAG_OUTPUT}=1"] if tag_output else []
+    variables += [f"{name}={value}" for name, value in (settings or {}).items()]
+    return [*(("env", *variables) if variables else ()), sys.executable, "-m", "fuelrun.launch.rank", *target.command()]
 
 
 def become_rank(target: Script, *, threads: int | None = None, tag_output: bool = False) -> NoReturn:
@@ -106,6 +108,7 @@ def _run(target: Script, *, alone: bool) -> NoReturn:
         if not alone and code:
             failure.end_rank(error)
         failure.write_record(code)
+        failure.join_others()
         raise
     except BaseException as error:
         error = error.with_traceback(_users_part(error.__traceback__))
@@ -115,6 +118,7 @@ def _run(target: Script, *, alone: bool) -> NoReturn:
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(failure.exit_code(error))
     failure.write_record(0)
+    failure.join_others()
     sys.exit(0)
 
 

@@ -10,7 +10,8 @@ import msgspec
 class RankRecord(msgspec.Struct, frozen=True):
     """What one rank says about itself: `code` is None while it runs, 0 when it ended well.
 
-    `report` is what the user should see of its failure: the traceback, ready to be printed.
+    `report` is what the user should see of its failure: the traceback, ready to be printed. `mpi` tells whether the
+    rank had initialised MPI.
     """
 
     rank: int
@@ -21,6 +22,7 @@ class RankRecord(msgspec.Struct, frozen=True):
     code: int | None
     reason: str
     report: str = ""
+    mpi: bool = False
 
     @property
     def ended_well(self) -> bool:

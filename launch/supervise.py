@@ -39,6 +39,7 @@ from fuelrun.launch.verdict import Ending, Verdict, judge
 
 _MPIRUN_ACTS_S = 1.0  # how long mpirun may take to end a job in which a rank failed
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
+_MISSED_S = 2.0  # how long the others may take after a rank has left for good
 _DRAIN_S = 1.0  # how long output may still come after mpirun has ended
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -113,6 +114,8 @@ class _Supervision:
         self._last_output = 0.0
         self._stage = _Stage.RUNNING
         self._next_push: float | None = None
+        self._missed_since: float | None = None
+        self._deserters: list[int] = []
         self._stopped_by: int | None = None
         self._notice_at: float | None = None
         self._death: Death | None = None
@@ -154,6 +157,7 @@ class _Supervision:
             death=self._death,
             mpirun_killed_by=-status if status < 0 and self._stage < _Stage.TERMINATED else None,
             stopped_by=self._stopped_by,
+            deserters=tuple(self._deserters),
             messages=tuple(text for noise in self._noise.values() for text in noise.taken if text.strip()),
         )
         return judge(ending)
@@ -254,8 +258,33 @@ class _Supervision:
         vanished = any(not self._records[rank].ended_well for rank in self._gone)
         # MPICH's mpiexec waits for ever for what a rank has left in the background with its output open.
         self._all_gone = len(self._gone) == self._plan.ranks
-        if self._stage is _Stage.RUNNING and (self._reported or vanished or self._all_gone):
+        if self._stage is not _Stage.RUNNING:
+            return
+        self._look_for_deserters()
+        if self._reported or vanished or self._all_gone or self._deserters:
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + _MPIRUN_ACTS_S
+
+    def _look_for_deserters(self) -> None:
+        """Ranks whose script ended well, and which are gone though others still need them.
+
+        A rank that has initialised MPI waits for the others in MPI_Finalize, so it is gone too early if one of them is
+        still at work, or does not get out of MPI_Finalize itself. One that has not is missed by whoever is in MPI_Init.
+        """
+        gone = [rank for rank in self._gone if self._records[rank].ended_well]
+        here = {r: record for r, record in self._records.items() if record.host == self._host and r not in self._gone}
+        finalized = [rank for rank in gone if self._records[rank].mpi]
+        strangers = [rank for rank in gone if not self._records[rank].mpi]
+        missed: list[int] = []
+        if finalized and here:
+            missed = finalized
+        elif strangers and any(record.mpi or processes.has_loaded_mpi(record.pid) for record in here.values()):
+            missed = strangers
+        if not missed:
+            self._missed_since = None
+            return
+        self._missed_since = self._missed_since or time.monotonic()
+        if time.monotonic() - self._missed_since > _MISSED_S:
+            self._deserters = missed
 
     def _note_end(self, watch: Watch) -> None:
         """A rank of this host is gone. The first one counts, so this follows the order of events."""

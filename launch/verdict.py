@@ -22,6 +22,7 @@ class Ending:
         death: What mpirun told about the rank that ended the job.
         mpirun_killed_by: The signal that ended mpirun itself.
         stopped_by: The signal by which the user ended the job.
+        deserters: Ranks that ended well, but left others that wait for them.
         messages: What mpirun said; shown when nothing else explains the failure.
     """
 
@@ -32,6 +33,7 @@ class Ending:
     death: Death | None = None
     mpirun_killed_by: int | None = None
     stopped_by: int | None = None
+    deserters: tuple[int, ...] = ()
     messages: tuple[str, ...] = ()
 
 
@@ -58,10 +60,14 @@ def judge(ending: Ending) -> Verdict:
         return Verdict(ending.code or 1, f"{_who(ending, _first(ending, []))} called MPI_Abort{with_code}")
     if (number := ending.mpirun_killed_by) is not None:
         return Verdict(ending.code, f"mpirun was killed by signal {number} ({_name(number)}); the ranks were ended")
+    if ending.deserters:
+        return _deserted(ending)
     unwell = [rank for rank in range(ending.ranks) if rank not in ending.records or not ending.records[rank].ended_well]
     if not unwell:
         if ending.code == 0:
             return Verdict(0, unexplained=ending.messages)
+        if ending.death is not None and ending.death.signal is not None:  # while it shut down
+            return _killed(ending, _first(ending, []) or list(range(ending.ranks)), ending.death.signal)
         return Verdict(ending.code, f"all ranks ended well, but mpirun ended with {ending.code}", ending.messages)
     never = [rank for rank in unwell if rank not in ending.records]
     first = _first(ending, unwell)
@@ -97,6 +103,15 @@ def _vanished(ending: Ending, ranks: list[int]) -> Verdict:
         f"{_who(ending, ranks)} ended before the script did, by os._exit or a crash below Python",
         ending.messages if len(ranks) > 1 else (),
     )
+
+
+def _deserted(ending: Ending) -> Verdict:
+    who = _ranks(list(ending.deserters))
+    if any(ending.records[rank].mpi for rank in ending.deserters):
+        why = "left before MPI_Finalize, by os._exit or a crash at the end of its script"
+    else:
+        why = "ended without MPI, and others wait for it in MPI_Init; call fp.init() on every rank, or on none"
+    return Verdict(ending.code or 1, f"{who} of {ending.ranks} {why}")
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -298,7 +298,7 @@ SHARD = define(
 def _send_kernel(xp: Any, x: Any, comm: Communicator, dest: int, tag: int) -> Any:
     host = x if isinstance(x, np.ndarray | np.generic) else x.get()
     if comm.guard is not None:
-        comm.guard.sends(dest, tag)
+        comm.guard.ledger.send(dest, tag)
     comm.transport.send(np.ascontiguousarray(host).reshape(x.shape), dest, tag)
     return xp.zeros(0, dtype=np.float32)
 

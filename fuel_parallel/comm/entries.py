@@ -7,6 +7,8 @@ whole shape, for an all-gather the shape but for the gathered dimension, of whic
 from __future__ import annotations
 
 import hashlib
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -53,6 +55,11 @@ SPLIT = Entry("split")
 END = Entry("end of the script")
 
 
+def packed(entries: Sequence[Entry]) -> memoryview:
+    """The digests of entries, one after the other."""
+    return memoryview(array("q", [entry.digest for entry in entries]))
+
+
 def entry_of(op: Op, attrs: Attrs, spec: Spec) -> Entry:
     """The entry of a collective op. `spec` is my shard's; the first attribute is the communicator."""
     facts = dict(zip(op.attr_names[1:], map(_plain, attrs[1:]), strict=True))
@@ -65,19 +72,6 @@ def _open_dims(kind: str, facts: Facts) -> tuple[int, ...]:
     if kind == "all_to_all" and facts["concat_dim"] != facts["split_dim"]:
         return (facts["concat_dim"],)
     return ()
-
-
-def message_of(op: Op, attrs: Attrs) -> str:
-    """A send or receive in words."""
-    facts = dict(zip(op.attr_names[1:], attrs[1:], strict=True))
-    if "dest" in facts:
-        return f"send to rank {facts['dest']} tag={facts['tag']}"
-    return f"recv {Spec(facts['shape'], facts['dtype'])!r} from rank {facts['source']} tag={facts['tag']}"
-
-
-def is_message(op: Op) -> bool:
-    """Whether an op that crosses ranks is point to point."""
-    return "tag" in op.attr_names
 
 
 def _plain(value: Any) -> Any:

@@ -22,21 +22,22 @@ import os
 import sys
 import time
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fuel_parallel.comm.board import share
-from fuel_parallel.comm.entries import END, Entry, entry_of, is_message, message_of
+from fuel_parallel.comm.entries import END, Entry, entry_of, packed
 from fuel_parallel.comm.exchange import PIECE, Exchange, NodeExchange, WireExchange
+from fuel_parallel.comm.messages import Ledger, Message, is_message, lost
 from fuel_parallel.comm.mismatch import Row, describe
 from fuel_parallel.comm.node_local import ranks_of_my_node
 from fuel_parallel.comm.standstill import Standstill
 from fuel_parallel.errors import CollectiveMismatchError
 from fuel_parallel.lazy import effects
-from fuel_parallel.lazy.node import Attrs, Line, Node, Op, Spec, describe_line, script_line
+from fuel_parallel.lazy.node import Line, describe_line, script_line
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,26 +49,6 @@ _ON_ITS_WAY_S = 0.25  # what a rank sent before its script ended has come by the
 _PATIENT_S = 1.0  # later than that nobody minds half a millisecond
 
 _yield_core = os.sched_yield if hasattr(os, "sched_yield") else lambda: time.sleep(0)
-
-
-class Step(Protocol):
-    """A step of a plan, as far as the guard reads it."""
-
-    @property
-    def op(self) -> Op:
-        """The operation."""
-
-    @property
-    def attrs(self) -> Attrs:
-        """Its attributes; for a collective the first one is the communicator."""
-
-    @property
-    def spec(self) -> Spec:
-        """The result."""
-
-    @property
-    def origin(self) -> int:
-        """The place of the node it comes from."""
 
 
 class Guard:
@@ -88,10 +69,8 @@ class Guard:
         group.Free()
         world.Free()
         self.published = self.entered = self.finished = self.verified = 0
-        self.receiving: _Message | None = None
-        self.sent: Counter[tuple[int, int]] = Counter()
-        self.received: Counter[tuple[int, int]] = Counter()
-        self._sent_at: dict[tuple[int, int], Line | None] = {}
+        self.receiving: Message | None = None
+        self.ledger = Ledger()
         self._entries: Sequence[Entry] = ()
         self._lines: Sequence[Line | None] = ()
         self._base = 0
@@ -183,15 +162,9 @@ class Guard:
 
     # Messages.
 
-    def sends(self, dest: int, tag: int) -> None:
-        """To be called before a send starts."""
-        self.sent[dest, tag] += 1
-        self._sent_at[dest, tag] = _announced.popleft().line if _announced else None
-
     def await_message(self, source: int, tag: int) -> None:
         """To be called before a receive: returns when a message from `source` has come."""
-        self.received[source, tag] += 1
-        message = _announced.popleft() if _announced else None
+        message = self.ledger.receive(source, tag)
         probe = self.messages.Iprobe
         if probe(source, tag):
             return
@@ -212,7 +185,8 @@ class Guard:
             if time.monotonic() - since > _ON_ITS_WAY_S:
                 raise CollectiveMismatchError(
                     f"rank {source} has ended its script, and rank {self.rank} waits for it\n"
-                    f"  rank {self.rank}  {self.doing()} of communicator '{self.name}'\n  Likely cause: a send under an `if`, or one step more here"
+                    f"  rank {self.rank}  {self.doing()} of communicator '{self.name}'\n"
+                    "  Likely cause: a send under an `if`, or one step more here"
                 )
 
         return check
@@ -255,7 +229,7 @@ class Guard:
         """What this rank is in, with its line; empty outside of collectives."""
         receiving = self.receiving
         if receiving is not None:
-            return _at(message_of(receiving.op, receiving.attrs), receiving.line)
+            return str(receiving)
         entered, base, entries, lines = self.entered, self._base, self._entries, self._lines
         if entered == self.finished or not 0 < entered - base <= len(entries):
             return ""
@@ -319,7 +293,7 @@ class Guard:
     def publish_end(self) -> None:
         """No collective follows."""
         if self.exchange is not None:
-            self.publish((END,), _packed([END]), (None,), ())
+            self.publish((END,), packed([END]), (None,), ())
             self.exchange.say_ended()
 
     def all_ended(self) -> bool:
@@ -338,23 +312,13 @@ class Guard:
         """Raises when a message was sent that nobody received. A collective call."""
         if self.exchange is None:
             return
-        counts = self.comm.allgather((dict(self.sent), dict(self.received), self._places()))
-        lost = []
-        for source, (sent, _, places) in enumerate(counts):
-            for (dest, tag), count in sent.items():
-                received = counts[dest][1].get((source, tag), 0)
-                if count > received:
-                    what = f"{count - received} of {count} messages of rank {source} to rank {dest}, tag {tag}"
-                    lost.append(f"  {what}, the last of them sent at {places[dest, tag]}")
-        if lost:
-            listed = "\n".join(lost)
+        if found := lost(self.comm.allgather(self.ledger.summary())):
+            listed = "\n  ".join(found)
             raise CollectiveMismatchError(
-                f"all ranks have ended the script, but messages of '{self.name}' were not received\n{listed}\n"
+                f"all ranks have ended the script, but messages of communicator '{self.name}' were not received\n"
+                f"  {listed}\n"
                 "  Likely cause: a recv under an `if`, or one whose value was never asked for"
             )
-
-    def _places(self) -> dict[tuple[int, int], str]:
-        return {key: describe_line(line) for key, line in self._sent_at.items()}
 
 
 class _AtOnce:
@@ -364,7 +328,7 @@ class _AtOnce:
         self.guard, self.entry, self.line = guard, entry, line
 
     def __enter__(self) -> None:
-        self.guard.publish((self.entry,), _packed([self.entry]), (self.line,), ())
+        self.guard.publish((self.entry,), packed([self.entry]), (self.line,), ())
         self.guard.enter()
 
     def __exit__(self, *_: object) -> None:
@@ -373,10 +337,6 @@ class _AtOnce:
 
 def _at(what: str, line: Line | None) -> str:
     return f"{what} at {describe_line(line)}"
-
-
-def _packed(entries: Sequence[Entry]) -> memoryview:
-    return memoryview(array("q", [entry.digest for entry in entries]))
 
 
 # All guards of this process, and the board of its node.
@@ -403,53 +363,3 @@ def end() -> None:
             time.sleep(0.0005)
     for guard in guards:
         guard.compare_messages()
-
-
-class _Message(NamedTuple):
-    """A send or receive of the plan that runs."""
-
-    op: Op
-    attrs: Attrs
-    line: Line | None
-
-
-_Share = tuple[Guard, tuple[Entry, ...], memoryview, tuple[int, ...]]
-_shares: dict[int, tuple[Any, list[_Share], list[int]]] = {}
-_MOST_PLANS = 512
-_announced: deque[_Message] = deque()
-"""The messages of the plan that runs, in their order; each takes its own from here."""
-
-
-def announce(steps: Sequence[Step], computed: list[Node]) -> None:
-    """To be called before a plan's steps run: publishes its collectives. `computed` are the nodes it stands for."""
-    found = _shares.get(id(steps))
-    if found is None or found[0] is not steps:
-        if len(_shares) >= _MOST_PLANS:
-            _shares.clear()
-        found = _shares[id(steps)] = _read(steps, computed)
-    for guard, entries, digests, origins in found[1]:
-        nodes = [computed[origin] for origin in origins]
-        guard.publish(entries, digests, [node.line for node in nodes], [node.serial for node in nodes])
-    if found[2] or _announced:
-        _announced.clear()
-        _announced.extend(_Message(node.op, node.attrs, node.line) for node in map(computed.__getitem__, found[2]))
-
-
-def _read(steps: Sequence[Step], computed: list[Node]) -> tuple[Any, list[_Share], list[int]]:
-    """Which collectives a plan has, by communicator, and which messages."""
-    entries: dict[Guard, list[tuple[Entry, int]]] = {}
-    messages: list[int] = []
-    for step in steps:
-        if not step.op.crosses_ranks or step.attrs[0].guard is None:
-            continue
-        if is_message(step.op):
-            messages.append(step.origin)
-            continue
-        node = computed[step.origin]
-        spec = node.inputs[0].spec if node.op is step.op else step.spec
-        entries.setdefault(step.attrs[0].guard, []).append((entry_of(step.op, step.attrs, spec), step.origin))
-    shares = [
-        (guard, tuple(e for e, _ in found), _packed([e for e, _ in found]), tuple(origin for _, origin in found))
-        for guard, found in entries.items()
-    ]
-    return steps, shares, messages

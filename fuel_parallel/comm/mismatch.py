@@ -96,8 +96,8 @@ def _one_more(rows: Sequence[Row]) -> str:
         if row.following[:1] and all(o.digest == row.following[0] and row.digest not in o.following for o in others):
             alike = [r.rank for r in rows if r.digest == row.digest]
             return (
-                f"{in_words(alike)} {'has' if len(alike) == 1 else 'have'} one collective more: an `if rank == …` around "
-                "it, or a layer that the others leave out. All ranks must take part"
+                f"{in_words(alike)} {'has' if len(alike) == 1 else 'have'} one collective more: an `if rank == …` "
+                "around it, or a layer that the others leave out. All ranks must take part"
             )
     return ""
 

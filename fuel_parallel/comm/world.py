@@ -11,7 +11,7 @@ from fuel_parallel.comm import clock, guard, standstill, watchdog
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.identity import IdentityComm
 from fuel_parallel.comm.mpi import MpiComm, finish_sends
-from fuel_parallel.errors import LaunchError
+from fuel_parallel.errors import CommunicatorError, LaunchError
 from fuel_parallel.lazy.effects import run_pending
 
 _world: Communicator | None = None
@@ -52,8 +52,13 @@ def _make_world() -> Communicator:
     if size == 1:
         return IdentityComm()
     failure.install(MPI.COMM_WORLD.Get_rank(), size)
+    if not MPI.COMM_WORLD.allreduce(1, MPI.MIN):  # `failure.join_others` of another rank
+        raise CommunicatorError(
+            "fp.init() was called on some ranks only: the script of another one ended without it; call it on every rank"
+        )
     # mpi4py finalizes MPI at exit; what is registered later runs before that.
     atexit.register(_finish, os.getpid())
+    failure.meet_others()
     watchdog.start(standstill.start(MPI.COMM_WORLD))
     if os.environ.get("FUEL_TRACE"):
         clock.compare(MPI.COMM_WORLD)
@@ -68,6 +73,7 @@ def _finish(process: int) -> None:
         run_pending()
         guard.end()
         finish_sends()
+        failure.met_others()
     except BaseException as error:
         failure.end_rank(error)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.backends import backend_of
-from fuel_parallel.comm import guard
+from fuel_parallel.comm.announce import announce
 from fuel_parallel.errors import FuelError, RealizeError
 from fuel_parallel.lazy.node import Node, describe_line
 from fuel_parallel.runtime.memory import Arena, Place
@@ -64,7 +64,7 @@ def execute(
     Raises `RealizeError` with the op and the script's line when a kernel fails.
     """
     with _one_at_a_time:
-        guard.announce(plan.steps, computed)
+        announce(plan.steps, computed)
         return _Run(plan, leaves, computed, spare, set() if taken is None else taken).run()
 
 
