@@ -20,7 +20,8 @@ import numpy as np
 from fuel_parallel.lazy.dtypes import is_half
 from fuel_parallel.lazy.node import Spec
 from fuel_parallel.runtime.graph import Graph, Instruction
-from fuel_parallel.runtime.region import ITEM, REGION, reusable
+from fuel_parallel.runtime.program import reusable
+from fuel_parallel.runtime.region import ITEM, REGION
 
 ALIGNMENT = 64
 
