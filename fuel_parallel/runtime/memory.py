@@ -11,6 +11,7 @@ as long as its result, unless the op says that it never does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,12 @@ class _Allocation:
     leaf: int = -1
     offset: int = -1
     nbytes: int = 0
+    replaces: _Allocation | None = None
+
+    @property
+    def root(self) -> _Allocation:
+        """The first of those that lie in this memory one after the other."""
+        return self if self.replaces is None else self.replaces.root
 
 
 def plan_memory(graph: Graph) -> MemoryPlan:
@@ -65,16 +72,18 @@ def plan_memory(graph: Graph) -> MemoryPlan:
     for number in graph.outputs:
         for allocation in owners[number]:
             allocation.escapes = True
-    living = [a for allocations in results for a in allocations if not a.escapes]
+    _take_over(graph, owners, results)
+    living = [a for allocations in results for a in allocations if not a.escapes and a.replaces is None]
     arena = _assign_offsets(living)
-    places = tuple(tuple(Place(a.spec, a.offset, a.leaf) for a in allocations) for allocations in results)
+    places = tuple(tuple(Place(a.spec, a.root.offset, a.leaf) for a in allocations) for allocations in results)
     leaving = sum(a.nbytes for allocations in results for a in allocations if a.escapes)
     return MemoryPlan(places, arena, leaving)
 
 
 def _allocations(graph: Graph) -> tuple[list[set[_Allocation]], list[list[_Allocation]]]:
     """For each value the allocations it may lie in, and for each instruction the allocations it makes."""
-    owners: list[set[_Allocation]] = [set() for _ in range(graph.first)]
+    owners: list[set[_Allocation]] = [{_Allocation(spec, -1, -1)} for spec in graph.leaves]
+    owners += [set() for _ in graph.constants]
     results: list[list[_Allocation]] = []
     region_of: dict[int, list[_Allocation]] = {}
     for position, i in enumerate(graph.instructions):
@@ -95,7 +104,6 @@ def _allocations(graph: Graph) -> tuple[list[set[_Allocation]], list[list[_Alloc
             owners.append(set(made))
         else:
             owners.append(set().union(*(owners[v] for v in i.inputs)))
-    _take_over(graph, owners, results)
     return owners, results
 
 
@@ -117,19 +125,49 @@ def result_specs(i: Instruction) -> list[Spec]:
 
 
 def _take_over(graph: Graph, owners: list[set[_Allocation]], results: list[list[_Allocation]]) -> None:
-    """Lets values that leave a region replace inputs that are read for the last time there."""
-    last_read = {v: position for position, i in enumerate(graph.instructions) for v in i.inputs}
-    kept = set(graph.outputs)
+    """Lets results replace inputs that are read for the last time there, block by block or element by element.
+
+    Memory is read and written once where it would else be read from one place and written to another.
+    """
+    dense = _dense_values(graph, results)
     for position, i in enumerate(graph.instructions):
-        if i.op is not REGION or not results[position]:
+        made = results[position]
+        if not made or not (i.op is REGION or i.op.elementwise):
             continue
-        free = {
-            register
-            for register, value in enumerate(i.inputs)
-            if value < len(graph.leaves) and last_read[value] == position and value not in kept
-        }
-        for output, register in reusable(i.attrs[0], free):
-            results[position][output].leaf = i.inputs[register]
+        read = Counter(a for v in i.inputs for a in owners[v])
+        free: dict[int, _Allocation] = {}
+        for register, value in enumerate(i.inputs):
+            if value in dense and len(owners[value]) == 1:
+                (allocation,) = owners[value]
+                if allocation.last == position and not allocation.escapes and read[allocation] == 1:
+                    free[register] = allocation
+        for output, register in _pairs(graph, i, set(free)):
+            if i.inputs[register] < len(graph.leaves):
+                made[output].leaf = i.inputs[register]
+            elif not made[output].escapes:
+                made[output].replaces = free[register]
+                free[register].root.last = made[output].last
+
+
+def _pairs(graph: Graph, i: Instruction, free: set[int]) -> list[tuple[int, int]]:
+    """Pairs (result, input register in `free`) of which the result may be written over the input."""
+    if i.op is REGION:
+        return reusable(i.attrs[0], free)
+    specs = graph.specs()
+    return next(([(0, register)] for register in sorted(free) if specs[i.inputs[register]] is i.spec), [])
+
+
+def _dense_values(graph: Graph, results: list[list[_Allocation]]) -> set[int]:
+    """Values that lie in all of their memory in the order of their elements: leaves, and what is no view of a part."""
+    dense = set(range(len(graph.leaves)))
+    for number, (i, made) in enumerate(zip(graph.instructions, results, strict=True), graph.first):
+        if (
+            i.op is ITEM
+            or (made and i.op is not REGION)
+            or (i.op.name == "reshape" and graph.first <= i.inputs[0] in dense)
+        ):
+            dense.add(number)
+    return dense
 
 
 def _assign_offsets(allocations: Sequence[_Allocation]) -> int:
