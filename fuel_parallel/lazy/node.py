@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -179,6 +179,7 @@ _serials = itertools.count()
 _inferred: dict[tuple[Any, ...], Spec] = {}
 _INFERRED_LIMIT = 1 << 16
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_own_files: dict[str, bool] = {}
 _line_override: list[Line | None] = []
 
 
@@ -204,10 +205,16 @@ def script_line() -> Line | None:
     """Code and line number of the innermost frame outside this package: the line the user wrote."""
     if _line_override:
         return _line_override[-1]
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back  # type: ignore[assignment]
-    return (frame.f_code, frame.f_lineno) if frame is not None else None
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        own = _own_files.get(code.co_filename)
+        if own is None:
+            own = _own_files[code.co_filename] = code.co_filename.startswith(_PACKAGE)
+        if not own:
+            return code, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 @contextmanager

@@ -141,20 +141,22 @@ def _take_over(graph: Graph, owners: list[set[_Allocation]], results: list[list[
                 (allocation,) = owners[value]
                 if allocation.last == position and not allocation.escapes and read[allocation] == 1:
                     free[register] = allocation
-        for output, register in _pairs(graph, i, set(free)):
-            if i.inputs[register] < len(graph.leaves):
+        # What leaves the plan may lie in a leaf's memory, and what does not in the arena's.
+        leaves = {register for register in free if i.inputs[register] < len(graph.leaves)}
+        for output, register in _pairs(graph, i, [leaves if a.escapes else free.keys() - leaves for a in made]):
+            if register in leaves:
                 made[output].leaf = i.inputs[register]
-            elif not made[output].escapes:
+            else:
                 made[output].replaces = free[register]
                 free[register].root.last = made[output].last
 
 
-def _pairs(graph: Graph, i: Instruction, free: set[int]) -> list[tuple[int, int]]:
-    """Pairs (result, input register in `free`) of which the result may be written over the input."""
+def _pairs(graph: Graph, i: Instruction, free: Sequence[set[int]]) -> list[tuple[int, int]]:
+    """Pairs (result, input register) of which the result may be written over the input; `free` as in `reusable`."""
     if i.op is REGION:
         return reusable(i.attrs[0], free)
     specs = graph.specs()
-    return next(([(0, register)] for register in sorted(free) if specs[i.inputs[register]] is i.spec), [])
+    return next(([(0, register)] for register in sorted(free[0]) if specs[i.inputs[register]] is i.spec), [])
 
 
 def _dense_values(graph: Graph, results: list[list[_Allocation]]) -> set[int]:

@@ -10,7 +10,7 @@ cache (see `blocks`). Where there is no such cache to fit, it runs as one block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -76,10 +76,11 @@ class Program:
         return f"<region {self.rows}x{self.columns}: {names}>"
 
 
-def reusable(program: Program, free: set[int]) -> list[tuple[int, int]]:
-    """Pairs (output, input register in `free`) of equal form, where the output may be written over the input.
+def reusable(program: Program, free: Sequence[set[int]]) -> list[tuple[int, int]]:
+    """Pairs (output, input register) of equal form, where the output may be written over the input.
 
-    Both cover the whole grid, and no operation reads a block of the input after the output's block was written.
+    `free` are for each output the registers that it may be written over as far as the graph is concerned. Both cover
+    the whole grid, and no operation reads a block of the input after the output's block was written.
     """
     first = len(program.inputs)
     last_read = {v: first + p for p, o in enumerate(program.operations) for v in o.inputs}
@@ -89,7 +90,7 @@ def reusable(program: Program, free: set[int]) -> list[tuple[int, int]]:
         operation = program.operations[register - first]
         if operation.extent is not Extent.FULL:
             continue
-        for source in sorted(free):
+        for source in sorted(free[output]):
             fits = program.inputs[source][0] is Extent.FULL and program.input_dtypes[source] == operation.dtype
             if fits and source not in taken and last_read.get(source, -1) <= register:
                 taken.add(source)

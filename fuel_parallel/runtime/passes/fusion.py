@@ -28,7 +28,14 @@ SMALL = 256
 def fusion(graph: Graph) -> Graph:
     """Groups what can be run block by block into regions."""
     groups = _Grouping(graph).run()
-    return _emit(graph, [g for g in groups if len(g.members) > 1])
+    return _emit(graph, [g for g in groups if len(g.members) > 1 or _repeats(graph, g)])
+
+
+def _repeats(graph: Graph, group: Group) -> bool:
+    """Whether a lone elementwise operation reads something again and again: a region lays that out once."""
+    (member,) = group.members
+    i = graph.instructions[member - graph.first]
+    return i.op.elementwise and any(group.extents[v] in (Extent.COLUMN, Extent.PERIODIC) for v in i.inputs)
 
 
 class _Grouping:
