@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,23 +24,25 @@ _one_at_a_time = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Bytes of memory for the results of the last plan that ran.
+    """Bytes of memory: of the last plan that ran, and of what is held now.
 
     `planned` is what the plan asks for: its part of the arena and the results that leave it. `peak` is what the run
     took; it is less where results took over the memory of leaves. `arena` is kept from run to run and as large as the
-    largest plan needs. Views, and memory that kernels make for themselves, are not counted.
+    largest plan needs. Views, and memory that kernels make for themselves, are not counted. `live` is the memory of all
+    values that tensors hold at this moment, whichever plan they come from.
     """
 
     planned: int
     peak: int
     arena: int
+    live: int
 
 
-_stats = MemoryStats(0, 0, 0)
+_stats = MemoryStats(0, 0, 0, 0)
 
 
 def memory_stats() -> MemoryStats:
-    """The memory of the last plan that ran.
+    """The memory of the last plan that ran, and of the tensors that are alive.
 
     >>> import fuel_parallel.lazy as ft
     >>> x = ft.asarray(np.ones((1000, 1000)))
@@ -47,7 +50,14 @@ def memory_stats() -> MemoryStats:
     >>> memory_stats().planned // 8_000_000
     2
     """
-    return _stats
+    return replace(_stats, live=_live_bytes())
+
+
+def _live_bytes() -> int:
+    # Found by looking, so that computing does not pay for it; views of one array count once.
+    values = [o.value for o in gc.get_objects() if type(o) is Node and o.value is not None]
+    wholes = [v if getattr(v, "base", None) is None else v.base for v in values]
+    return sum({id(w): int(getattr(w, "nbytes", 0)) for w in wholes}.values())
 
 
 def execute(
@@ -99,7 +109,7 @@ class _Run:
         global _stats
         memory = plan.memory
         planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + self.new_bytes
-        _stats = MemoryStats(planned, peak, _arena.memory.nbytes)
+        _stats = MemoryStats(planned, peak, _arena.memory.nbytes, 0)
         if recorder:
             recorder.ran(_arena.memory.nbytes)
         return [values[slot] for slot in plan.outputs]

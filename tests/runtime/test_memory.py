@@ -110,6 +110,17 @@ def test_replaced_parameters_take_no_new_memory():
     assert stats.planned - stats.peak >= 3 * model.weight.nbytes
 
 
+def test_live_bytes_are_those_of_the_values_that_tensors_hold():
+    before = fp.memory_stats().live
+    x = ft.asarray(np.ones((100, 100)))
+    y = (x + 1).realize()
+    view = ft.reshape(y, (-1,)).realize()
+    assert fp.memory_stats().live - before == 2 * 80_000
+    assert view.shape == (10_000,)
+    del x, y, view
+    assert fp.memory_stats().live == before
+
+
 def arena_of(tensor, names=tuple(passes.PASSES)):
     return make_plan(trace([tensor.node])[0], names).memory.arena_bytes
 
