@@ -1,0 +1,84 @@
+// The part of CUDA C that generated kernels use, as C++ for the host. The threads of a block are fibres: each runs to the
+// next barrier, then the next thread has its turn; blocks run one after the other.
+#include <cmath>
+#include <cstring>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+using std::memcpy;
+
+struct Index { unsigned x; };
+static Index threadIdx, blockIdx, gridDim;
+
+#define __global__ __attribute__((visibility("default")))
+#define __device__
+#define __restrict__
+#define __shared__ static
+#define __launch_bounds__(threads)
+
+static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
+static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
+
+static ucontext_t scheduler, fibres[1024];
+static bool finished[1024];
+static unsigned current;
+static unsigned char exchange[1024][8];
+
+static void __syncthreads() { swapcontext(&fibres[current], &scheduler); }
+
+// Every thread of a block takes part in every shuffle, so barriers of the block stand in for those of a warp.
+template <typename T> static T __shfl_xor_sync(unsigned, T x, int mask, int) {
+    memcpy(exchange[current], &x, sizeof x);
+    __syncthreads();
+    T y;
+    memcpy(&y, exchange[current ^ (unsigned)mask], sizeof y);
+    __syncthreads();
+    return y;
+}
+
+static void (*body)(void **);
+static void **body_arguments;
+
+static void fibre() {
+    body(body_arguments);
+    finished[current] = true;
+    swapcontext(&fibres[current], &scheduler);
+}
+
+static void run_grid(void (*kernel)(void **), unsigned blocks, unsigned threads, void **arguments) {
+    const size_t stack = 64 * 1024;
+    std::vector<char> stacks(stack * threads);
+    body = kernel;
+    body_arguments = arguments;
+    gridDim.x = blocks;
+    for (unsigned b = 0; b < blocks; ++b) {
+        blockIdx.x = b;
+        for (unsigned t = 0; t < threads; ++t) {
+            getcontext(&fibres[t]);
+            fibres[t].uc_stack.ss_sp = &stacks[t * stack];
+            fibres[t].uc_stack.ss_size = stack;
+            fibres[t].uc_link = nullptr;
+            makecontext(&fibres[t], fibre, 0);
+            finished[t] = false;
+        }
+        for (unsigned left = threads; left;) {
+            for (unsigned t = 0; t < threads; ++t) {
+                if (finished[t]) continue;
+                threadIdx.x = current = t;
+                swapcontext(&scheduler, &fibres[t]);
+                left -= finished[t];
+            }
+        }
+    }
+}
+
+// Calls a kernel with arguments given as pointers to their values, as CUDA's driver does.
+template <typename... A, size_t... I>
+static void call_with(void (*kernel)(A...), void **arguments, std::index_sequence<I...>) {
+    kernel(*static_cast<A *>(arguments[I])...);
+}
+
+template <typename... A> static void call(void (*kernel)(A...), void **arguments) {
+    call_with(kernel, arguments, std::index_sequence_for<A...>());
+}
