@@ -27,8 +27,9 @@ class Dialect:
 
     `types` are the C types in which values are computed, `stored` those in memory where they differ (16-bit floats are
     loaded and stored as bits). `math` names the functions of floats by dtype. `preamble` defines, whatever the dialect:
-    `float_from_bits(unsigned)` and `bits_from_float(float)`, `load_<half>(bits)` and `store_<half>(float)`, which
-    rounds to even, and `shuffle_xor(x, mask)`, the value of another of 32 neighbouring threads.
+    `float_from_bits(unsigned)`, `bits_from_float(float)`, and `shuffle_xor(x, mask)`, the value of another of 32
+    neighbouring threads; `halves`, where there are any, `load_<half>(bits)` and `store_<half>(float)`, which rounds
+    halves to even.
     """
 
     kernel: str
@@ -46,6 +47,7 @@ class Dialect:
     stored: Mapping[DType, str]
     math: Mapping[DType, Mapping[str, str]]
     preamble: str
+    halves: str
 
     def literal(self, value: float, dtype: DType) -> str:
         """A constant of a floating dtype, exact: hexadecimal, or by its bits where it is not finite."""
@@ -145,7 +147,7 @@ static __device__ inline unsigned bits_from_float(float x) { return __float_as_u
 #else
 #define shuffle_xor(x, mask) __shfl_xor_sync(0xffffffffu, x, mask, 32)
 #endif
-"""
-    + _HALVES,
+""",
+    halves=_HALVES,
 )
 """CUDA C, and HIP by way of CuPy."""

@@ -104,7 +104,8 @@ class _Writer:
         definitions = [*self.vocabulary.definitions.values(), *self.functions.values()]
         position = "long long" if self.wide else "int"
         head = f"typedef {position} position;\n#define COLUMNS {self.body.columns}\n"
-        source = "\n\n".join([self.dialect.preamble.strip(), head, *definitions, "\n".join(self.lines)]) + "\n"
+        halves = [self.dialect.halves.strip()] if any(dtypes.is_half(v.dtype) for v in self.values) else []
+        source = "\n\n".join([self.dialect.preamble.strip(), *halves, head, *definitions, "\n".join(self.lines)]) + "\n"
         workspaces = tuple(
             (self._computed(self.values[n].dtype), self.values[n].extent is Extent.COLUMN_SUM)
             for n in self.accumulations
@@ -407,7 +408,8 @@ class _Writer:
         self._line()
         self._open(f"{dialect.kernel} {bounds} {FINISH}({', '.join([*parameters, *counts])})")
         self._line(f"const int thread = (int){dialect.thread};")
-        self._line(f"const int column = (int){dialect.block} * 32 + thread % 32;")
+        if any(self.values[n].extent is Extent.COLUMN_SUM for n in self.accumulations):
+            self._line(f"const int column = (int){dialect.block} * 32 + thread % 32;")
         for n in self.accumulations:
             value = self.values[n]
             outputs = [o for o, v in self.summed if v == n]

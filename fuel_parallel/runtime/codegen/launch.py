@@ -15,8 +15,10 @@ from fuel_parallel.runtime.codegen.expressions import Unsupported
 from fuel_parallel.runtime.codegen.kernel import ENTRY, FINISH, FINISH_THREADS, Kernel, kernel_for
 from fuel_parallel.runtime.region import Extent, Program
 
-OPTIONS = ("-std=c++17",)
-"""Of the compiler: C++17 has hexadecimal floats."""
+CUDA_OPTIONS = ("-std=c++17", "--fmad=false")
+HIP_OPTIONS = ("-std=c++17", "-ffp-contract=off")
+"""Of the compilers. C++17 has hexadecimal floats. A product and a sum stay two operations: a value that two passes
+compute must be the same number in both, and the same as on the CPU; what is bound by memory loses nothing."""
 
 
 @lru_cache(maxsize=4096)
@@ -31,7 +33,7 @@ def kernel_or_reason(program: Program) -> Kernel | str:
 @lru_cache(maxsize=4096)
 def _compiled(xp: Any, device: int, source: str, has_finish: bool) -> tuple[Any, Any]:
     """The two kernels of a source on the current device."""
-    module = xp.RawModule(code=source, options=OPTIONS)
+    module = xp.RawModule(code=source, options=HIP_OPTIONS if xp.cuda.runtime.is_hip else CUDA_OPTIONS)
     return module.get_function(ENTRY), module.get_function(FINISH) if has_finish else None
 
 

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fuel_parallel.runtime.codegen import launch
+from fuel_parallel.runtime.codegen.arrangement import Limits
+from fuel_parallel.runtime.codegen.kernel import kernel_for
+from fuel_parallel.runtime.region import Program, region_into
+
 SHIM = Path(__file__).parent / "cuda_on_host.hpp"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 FLAGS = ["-std=gnu++17", "-O1", "-fPIC", "-w", "-fwrapv", "-ffp-contract=off"]
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: neither g++ nor clang++ is installed")
 
 
 class HostCupy:
@@ -25,13 +29,13 @@ class HostCupy:
 
     __name__ = "cupy"
 
-    def __init__(self, folder: Path, run: bool = True) -> None:
+    def __init__(self, folder: Path, run: bool = True, is_hip: bool = False) -> None:
         self.folder, self.run = folder, run
         self.device = 0
         self.sources: list[str] = []
         self.options: list[tuple[str, ...]] = []
         self.launches: list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] = []
-        self.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: self.device))
+        self.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: self.device, is_hip=is_hip))
 
     asarray = staticmethod(np.asarray)
     ascontiguousarray = staticmethod(np.ascontiguousarray)
@@ -39,10 +43,10 @@ class HostCupy:
     @staticmethod
     def empty(shape: Any, dtype: Any) -> Any:
         array = np.empty(shape, dtype)
-        array.view(np.uint8).fill(0xAB)  # what is read before it is written shows
+        array.reshape(-1).view(np.uint8).fill(0xAB)  # what is read before it is written shows
         return array
 
-    def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802
+    def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:
         self.sources.append(code)
         self.options.append(options)
         library = compiled(code, self.folder) if self.run else None
@@ -59,9 +63,8 @@ class Function:
         self.cupy.launches.append((self.name, grid, block, args))
         if self.library is None:
             return
-        held = [np.uint64(a.ctypes.data) if isinstance(a, np.ndarray) and a.ndim else a for a in args]
-        held = [np.uint64(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in held]
-        cells = [np.array([a]) for a in held]
+        # As CUDA's driver wants them: the address of each argument, which is a number or an array's address.
+        cells = [np.array([a.ctypes.data if isinstance(a, np.ndarray) else a]) for a in args]
         pointers = (ctypes.c_void_p * len(cells))(*[c.ctypes.data for c in cells])
         getattr(self.library, f"run_{self.name}")(grid[0], block[0], pointers)
 
@@ -87,3 +90,48 @@ def compiled(source: str, folder: Path) -> ctypes.CDLL:
         )
         assert done.returncode == 0, f"{done.stderr}\n{source}"
     return ctypes.CDLL(str(library))
+
+
+Runner = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session")
+def on_host(folder: Path) -> Runner:
+    """A function that runs a program as a generated kernel on the host, and gives its outputs."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler: neither g++ nor clang++ is installed")
+    cupy = HostCupy(folder)
+
+    def run(program: Program, arrays: list[Any], limits: Limits | None = None) -> list[Any]:
+        outputs = [cupy.empty(shape, program.dtype_of(register)) for register, shape in program.outputs]
+        kernel = kernel_for(program, limits=limits)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "kernel_or_reason", lambda _: kernel)
+            assert launch.launch(cupy, outputs, arrays, program)
+        return outputs
+
+    return run
+
+
+@pytest.fixture
+def recording_cupy(folder: Path) -> HostCupy:
+    """Notes what is compiled and launched, and runs nothing."""
+    return HostCupy(folder, run=False)
+
+
+@pytest.fixture(scope="session")
+def by_blocks() -> Runner:
+    """A function that runs a program by numpy."""
+
+    def run(program: Program, arrays: list[Any]) -> list[Any]:
+        outputs = [np.empty(shape, program.dtype_of(register)) for register, shape in program.outputs]
+        with np.errstate(all="ignore"):
+            region_into(np, outputs, arrays, program)
+        return outputs
+
+    return run
