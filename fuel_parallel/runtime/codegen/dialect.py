@@ -142,7 +142,7 @@ CUDA = Dialect(
     preamble="""
 static __device__ inline float float_from_bits(unsigned bits) { return __uint_as_float(bits); }
 static __device__ inline unsigned bits_from_float(float x) { return __float_as_uint(x); }
-#ifdef __HIP_PLATFORM_AMD__
+#if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
 #define shuffle_xor(x, mask) __shfl_xor(x, mask, 32)
 #else
 #define shuffle_xor(x, mask) __shfl_xor_sync(0xffffffffu, x, mask, 32)
