@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from fuel_parallel.runtime.codegen.lowering import Accumulation, Body, Constant, Element, Load, Pick, RowReduction
+from fuel_parallel.runtime.codegen.lowering import Accumulation, Body, Element, Load, Pick, RowReduction
 from fuel_parallel.runtime.region import Extent
 
 FULL_LIKE = (Extent.FULL, Extent.COLUMN, Extent.PERIODIC)
@@ -90,10 +91,10 @@ def arrange(body: Body, limits: Limits) -> Arrangement:
     sums_in_registers = bool(column_sums) and 2 * sum_words <= budget
     if sums_in_registers:
         budget -= sum_words
-    passes, held, most = _passes(body, levels, hold=True)
-    if most > budget:
-        passes, held, _ = _passes(body, levels, hold=False)
-    return Arrangement(True, True, threads, lanes, steps, levels, passes, held, sums_in_registers, most_blocks)
+    kept = _keep_what_fits(body, levels, budget)
+    return Arrangement(
+        True, True, threads, lanes, steps, levels, kept.passes, kept.held, sums_in_registers, most_blocks
+    )
 
 
 def _power_of_two(n: int) -> int:
@@ -105,8 +106,35 @@ def _words(itemsize: int) -> int:
     return 2 if itemsize == 8 else 1
 
 
-def _passes(body: Body, levels: int, hold: bool) -> tuple[tuple[tuple[int, ...], ...], frozenset[int], int]:
-    """What each pass computes, what is held between passes, and the most words a column that are held at a time."""
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """What each pass computes, what is held between passes, and the most words a column that are held at a time.
+
+    `cost`: how many whole arrays are read, and how many operations are done, in all passes.
+    """
+
+    passes: tuple[tuple[int, ...], ...]
+    held: frozenset[int]
+    words: int
+    cost: tuple[int, int]
+
+
+def _keep_what_fits(body: Body, levels: int, budget: int) -> _Passes:
+    """Holds all that a later pass reads if that fits; else, one by one, what saves most."""
+    best = _passes(body, levels, frozenset(range(len(body.values))))
+    if best.words <= budget:
+        return best
+    best = _passes(body, levels, frozenset())
+    while True:
+        times = Counter(n for one in best.passes for n in one)
+        tried = [_passes(body, levels, best.held | {n}) for n, count in times.items() if count > 1]
+        better = [one for one in tried if one.words <= budget and one.cost < best.cost]
+        if not better:
+            return best
+        best = min(better, key=lambda one: one.cost)
+
+
+def _passes(body: Body, levels: int, may_hold: frozenset[int]) -> _Passes:
     values = body.values
     computed_in: dict[int, int] = {}
     last_read: dict[int, int] = {}
@@ -117,22 +145,23 @@ def _passes(body: Body, levels: int, hold: bool) -> tuple[tuple[tuple[int, ...],
         while stack:
             n = stack.pop()
             value = values[n]
-            if n in here or value.extent not in FULL_LIKE or isinstance(value, Constant):
+            if n in here or value.extent not in FULL_LIKE:
                 continue
-            earlier = computed_in.get(n, level)
             # What repeats over rows is small and stays in the cache: it is read again.
-            if hold and earlier < level and value.extent is Extent.FULL:
+            if n in may_hold and computed_in.get(n, level) < level and value.extent is Extent.FULL:
                 last_read[n] = level
                 continue
             here.add(n)
             computed_in.setdefault(n, level)
             stack.extend(value.inputs)
         passes.append(tuple(sorted(here)))
-    between = (
+    between = [
         sum(_words(values[n].dtype.itemsize) for n, last in last_read.items() if computed_in[n] < level <= last)
         for level in range(1, levels)
-    )
-    return tuple(passes), frozenset(last_read), max(between, default=0)
+    ]
+    everything = [values[n] for one in passes for n in one]
+    reads = sum(isinstance(value, Load) and value.extent is Extent.FULL for value in everything)
+    return _Passes(tuple(passes), frozenset(last_read), max(between, default=0), (reads, len(everything)))
 
 
 def _roots(body: Body, level: int) -> list[int]:

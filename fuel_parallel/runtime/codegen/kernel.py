@@ -5,9 +5,10 @@ loop. One with reductions has a group of threads for a row (a few for a short ro
 passes over the row once for each level of reductions.
 
 **Traffic.** Each input and each output passes global memory once, if what a later pass reads again fits into the
-registers of the row's threads: about 32768 words a row for all such values together. In longer rows the later passes
-compute it again from the inputs, which are then read once a pass, mostly from the second-level cache. Sums over rows
-or over everything are added up in registers, and leave one partial result a block; the second kernel adds these.
+registers of the row's threads: 32 words a thread, 32768 a row at most, for all such values together. Of what does not
+fit, that is held which saves most reads; the rest is computed again from the inputs in each pass that needs it, which
+reads them once a pass, mostly from the second-level cache. Sums over rows or over everything are added up in registers
+and leave one partial result a block, which the second kernel adds up.
 
 **Order.** Which elements are added, and in which order, follows from the shape alone: results are the same on every
 run and on every device with the same arithmetic. There are no atomic operations.
@@ -33,14 +34,11 @@ from fuel_parallel.runtime.codegen.lowering import (
     Value,
     lower,
 )
-from fuel_parallel.runtime.codegen.writer import Writer
+from fuel_parallel.runtime.codegen.sums import SumWriter
 from fuel_parallel.runtime.region import Extent, Program
 
-ENTRY, FINISH = "region", "region_finish"
-"""Names of the two kernels in the source."""
-
-FINISH_THREADS = 256
-"""Of the second kernel: 32 columns by 8 parts of the partial results."""
+ENTRY = "region"
+"""Name of the first kernel in the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +80,19 @@ def kernel_for(program: Program, dialect: Dialect = CUDA, limits: Limits | None 
     return _KernelWriter(body, arrange(body, limits or Limits()), dialect, wide).kernel()
 
 
-class _KernelWriter(Writer):
+class _KernelWriter(SumWriter):
     """Writes both kernels of a region."""
 
     def __init__(self, body: Body, arrangement: Arrangement, dialect: Dialect, wide: bool) -> None:
         super().__init__(body, arrangement, dialect)
         self.wide = wide
-        self.accumulations = [n for n, v in enumerate(self.values) if isinstance(v, Accumulation)]
-        outputs = list(enumerate(v for v, _ in body.outputs))
-        self.direct = [(o, v) for o, v in outputs if not isinstance(self.values[v], Accumulation)]
-        self.summed = [(o, v) for o, v in outputs if isinstance(self.values[v], Accumulation)]
+        self.direct = [(o, v) for o, (v, _) in enumerate(body.outputs) if not isinstance(self.values[v], Accumulation)]
 
     def kernel(self) -> Kernel:
         """The source, and what a launch must know."""
         self._first_kernel()
         if self.accumulations:
-            self._second_kernel()
+            self.second_kernel()
         dialect = self.dialect
         halves = [dialect.halves.strip()] if any(dtypes.is_half(v.dtype) for v in self.values) else []
         position = "long long" if self.wide else "int"
@@ -116,24 +111,13 @@ class _KernelWriter(Writer):
             wide_positions=self.wide,
         )
 
-    def _parameters(self, pointers: list[tuple[str, DType, bool]], counts: list[str]) -> str:
-        """The parameters of a kernel: (name, dtype, whether it is only read), then counts."""
-        texts = []
-        for name, dtype, is_input in pointers:
-            pointer = self.dialect.const_pointer if is_input else self.dialect.pointer
-            texts.append(f"{pointer.format(type=self.dialect.storage(dtype))} {name}")
-        return ", ".join([*texts, *[f"const position {count}" for count in counts]])
-
-    def _partials(self, is_input: bool) -> list[tuple[str, DType, bool]]:
-        return [(f"partial{n}", self.computed_dtype(self.values[n].dtype), is_input) for n in self.accumulations]
-
     # The first kernel.
 
     def _first_kernel(self) -> None:
         dialect = self.dialect
         pointers = [(f"in{register}", dtype, True) for register, dtype in enumerate(self.body.input_dtypes)]
         pointers += [(f"out{o}", self.values[v].dtype, False) for o, v in self.direct]
-        parameters = self._parameters([*pointers, *self._partials(is_input=False)], ["rows"])
+        parameters = self.parameters([*pointers, *self.partials(is_input=False)], ["rows"])
         bounds = dialect.launch_bounds.format(threads=self.at.threads)
         self.open(f"{dialect.kernel} {bounds} {ENTRY}({parameters})")
         self.line(f"const int thread = (int){dialect.thread};")
@@ -141,12 +125,12 @@ class _KernelWriter(Writer):
         for n, value in enumerate(self.values):
             if isinstance(value, Load) and value.extent is Extent.SCALAR:
                 self.line(f"const {self.type_of(n)} v{n} = {self.load(value)};")
-        self._declare_sums()
+        self.declare_sums()
         if self.at.by_rows:
             self._rows()
         else:
             self._elements()
-        self._leave_partial_sums()
+        self.leave_partial_sums()
         self.close()
 
     def _elements(self) -> None:
@@ -164,7 +148,7 @@ class _KernelWriter(Writer):
                 self.line(f"const {self.type_of(n)} v{n} = {self.element(value)};")
             elif isinstance(value, Accumulation):
                 once = "if (column == 0) " if self.values[value.inputs[0]].extent is Extent.ROW else ""
-                self.line(once + self._added(n, f"v{n}"))
+                self.line(once + self.added(n, f"v{n}"))
         for o, v in self.direct:
             value = self.values[v]
             once, place = ("if (column == 0) ", "row") if value.extent is Extent.ROW else ("", "i")
@@ -231,7 +215,7 @@ class _KernelWriter(Writer):
         for n in self.accumulations:
             value = self.values[n]
             if value.level == level and self._source(n).extent is Extent.ROW:
-                self.line(f"if (active && lane == 0) {self._added(n, f'v{n}')}")
+                self.line(f"if (active && lane == 0) {self.added(n, f'v{n}')}")
 
     def _over_columns(self, level: int, gathered: list[int], sums: list[int], outputs: list[tuple[int, int]]) -> None:
         at, values = self.at, self.values
@@ -257,7 +241,7 @@ class _KernelWriter(Writer):
             else:
                 self.line(f"if (column == i{n}) r{n} = {source};")
         for n in sums:
-            self._add_to_sum(n)
+            self.add_to_sum(n)
         for o, v in outputs:
             self.line(f"out{o}[row * COLUMNS + column] = {self.stored(values[v].dtype, self.name_of(v))};")
         self.close()
@@ -289,116 +273,3 @@ class _KernelWriter(Writer):
                 text = f"{across}(s{n}[group * {warps} + thread % {warps}], {warps})"
             self.line(f"const {self.type_of(n)} v{n} = {text};")
         return barrier
-
-    # Sums over rows and over everything.
-
-    def _added(self, n: int, name: str) -> str:
-        value = self.values[n]
-        return f"{name} = {self.combined('add', value.dtype, name, self.name_of(value.inputs[0]))};"
-
-    def _declare_sums(self) -> None:
-        for n in self.accumulations:
-            if self.values[n].extent is Extent.TOTAL:
-                self.line(f"{self.type_of(n)} v{n} = 0;")
-            elif self.at.sums_in_registers:
-                self.line(f"{self.type_of(n)} v{n}[{self.at.steps}] = {{0}};")
-
-    def _add_to_sum(self, n: int) -> None:
-        value = self.values[n]
-        if value.extent is Extent.TOTAL:
-            self.line(self._added(n, f"v{n}"))
-        elif self.at.sums_in_registers:
-            self.line(self._added(n, f"v{n}[k]"))
-        else:
-            place = f"partial{n}[(block * {self.at.block_rows} + group) * COLUMNS + column]"
-            source = self.name_of(value.inputs[0])
-            added = self.combined("add", value.dtype, place, source)
-            self.line(f"{place} = first == block * {self.at.block_rows} ? {source} : {added};")
-
-    def _leave_partial_sums(self) -> None:
-        """One partial result a block, at the end of the first kernel."""
-        at, dialect = self.at, self.dialect
-        for n in self.accumulations:
-            dtype = self.values[n].dtype
-            if self.values[n].extent is Extent.TOTAL:
-                self.line(f"{dialect.shared} {self.type_of(n)} s{n}[{at.threads // 32}];")
-                self._total(n, at.threads)
-                self.line(f"if (thread == 0) partial{n}[block] = v{n};")
-            elif at.sums_in_registers and at.block_rows == 1:
-                self.line(dialect.unroll)
-                self.open(f"for (int k = 0; k < {at.steps}; ++k)")
-                self.line(f"const int column = lane + k * {at.lanes};")
-                self.line(f"if (column < COLUMNS) partial{n}[block * COLUMNS + column] = v{n}[k];")
-                self.close()
-            elif at.sums_in_registers:
-                self.line(f"{dialect.shared} {self.type_of(n)} s{n}[{at.threads}];")
-                self.line(dialect.unroll)
-                self.open(f"for (int k = 0; k < {at.steps}; ++k)")
-                self.line(f"const int column = lane + k * {at.lanes};")
-                self.line(f"s{n}[thread] = v{n}[k];")
-                self.line(dialect.barrier)
-                self.open("if (group == 0 && column < COLUMNS)")
-                self.open(f"for (int g = 1; g < {at.block_rows}; ++g)")
-                self.line(f"v{n}[k] = {self.combined('add', dtype, f'v{n}[k]', f's{n}[g * {at.lanes} + lane]')};")
-                self.close()
-                self.line(f"partial{n}[block * COLUMNS + column] = v{n}[k];")
-                self.close()
-                self.line(dialect.barrier)
-                self.close()
-
-    def _total(self, n: int, threads: int) -> None:
-        """The sum of all threads' `v{n}`, in the first of them."""
-        dtype, warps = self.values[n].dtype, threads // 32
-        across = self.across_threads("add", dtype)
-        self.line(f"v{n} = {across}(v{n}, 32);")
-        self.line(f"if (thread % 32 == 0) s{n}[thread / 32] = v{n};")
-        self.line(self.dialect.barrier)
-        self.line(f"v{n} = {across}(s{n}[thread % {warps}], {warps});")
-
-    def _second_kernel(self) -> None:
-        dialect = self.dialect
-        outputs = [(f"out{o}", self.values[v].dtype, False) for o, v in self.summed]
-        parameters = self._parameters([*self._partials(is_input=True), *outputs], ["blocks", "partial_rows"])
-        bounds = dialect.launch_bounds.format(threads=FINISH_THREADS)
-        self.line()
-        self.open(f"{dialect.kernel} {bounds} {FINISH}({parameters})")
-        self.line(f"const int thread = (int){dialect.thread};")
-        if any(self.values[n].extent is Extent.COLUMN_SUM for n in self.accumulations):
-            self.line(f"const int column = (int){dialect.block} * 32 + thread % 32;")
-        for n in self.accumulations:
-            value = self.values[n]
-            places = [o for o, v in self.summed if v == n]
-            if value.extent is Extent.TOTAL:
-                self._finish_total(n, places)
-            else:
-                self._finish_columns(n, places)
-        self.close()
-
-    def _finish_total(self, n: int, outputs: list[int]) -> None:
-        dtype, dialect = self.values[n].dtype, self.dialect
-        self.line(f"{dialect.shared} {self.type_of(n)} s{n}[{FINISH_THREADS // 32}];")
-        self.line(f"{self.type_of(n)} v{n} = 0;")
-        self.open(f"for (position p = thread; p < blocks; p += {FINISH_THREADS})")
-        self.line(f"v{n} = {self.combined('add', dtype, f'v{n}', f'partial{n}[p]')};")
-        self.close()
-        self._total(n, FINISH_THREADS)
-        for o in outputs:
-            self.line(f"if (thread == 0 && {dialect.block} == 0) out{o}[0] = {self.stored(dtype, f'v{n}')};")
-
-    def _finish_columns(self, n: int, outputs: list[int]) -> None:
-        """Thread t adds every eighth partial row from t / 32 on, then the first 32 threads add the eight sums."""
-        dtype, dialect, parts = self.values[n].dtype, self.dialect, FINISH_THREADS // 32
-        self.line(f"{dialect.shared} {self.type_of(n)} s{n}[{FINISH_THREADS}];")
-        self.line(f"{self.type_of(n)} v{n} = 0;")
-        self.open(f"for (position p = thread / 32; column < COLUMNS && p < partial_rows; p += {parts})")
-        self.line(f"v{n} = {self.combined('add', dtype, f'v{n}', f'partial{n}[p * COLUMNS + column]')};")
-        self.close()
-        self.line(f"s{n}[thread] = v{n};")
-        self.line(dialect.barrier)
-        self.open("if (thread < 32 && column < COLUMNS)")
-        self.open(f"for (int part = 1; part < {parts}; ++part)")
-        self.line(f"v{n} = {self.combined('add', dtype, f'v{n}', f's{n}[part * 32 + thread]')};")
-        self.close()
-        for o in outputs:
-            self.line(f"out{o}[column] = {self.stored(dtype, f'v{n}')};")
-        self.close()

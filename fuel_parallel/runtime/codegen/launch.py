@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.runtime.codegen.expressions import Unsupported
-from fuel_parallel.runtime.codegen.kernel import ENTRY, FINISH, FINISH_THREADS, Kernel, kernel_for
+from fuel_parallel.runtime.codegen.kernel import ENTRY, Kernel, kernel_for
+from fuel_parallel.runtime.codegen.sums import FINISH, FINISH_THREADS
 from fuel_parallel.runtime.region import Extent, Program
 
 CUDA_OPTIONS = ("-std=c++17", "--fmad=false")

@@ -149,6 +149,16 @@ def test_a_long_row_is_computed_again_by_each_pass(on_host, by_blocks):
     assert kernel.source.count("in0[row * COLUMNS + column]") == 3
 
 
+def test_what_fits_of_a_row_is_held(on_host, by_blocks):
+    """Six values would be held for a row; there is room for three, which are those that save reads."""
+    x, g, w = array(3, 8192), array(3, 8192, seed=1), array(8192, seed=2)
+    gradients = ft.grad(ft.sum(ft.layer_norm(x, w) * g), [x, w])
+    (kernel,) = check(gradients, on_host, by_blocks, rtol=3e-5)
+    assert kernel.arrangement.levels > 2
+    reads = [kernel.source.count(f"in{register}[row * COLUMNS + column]") for register in range(6)]
+    assert set(reads) == {0, 1}
+
+
 def test_an_input_is_read_once_where_the_row_is_held(on_host, by_blocks):
     x = array(8, 512)
     (kernel,) = check([ft.layer_norm(x)], on_host, by_blocks, rtol=2e-5)
@@ -186,6 +196,14 @@ def test_maximum_of_a_row_hands_nan_on(on_host, by_blocks):
     x[3] = -np.inf
     x = ft.asarray(x)
     check([ft.max(x, axis=-1), ft.min(x, axis=-1), ft.max(x * 2, axis=-1)], on_host, by_blocks)
+
+
+def test_many_sums_over_rows_share_their_memory(on_host, by_blocks):
+    x = array(50, 40)
+    sums = [ft.sum(ft.tanh(x * (i + 1)), axis=0) for i in range(10)] + [ft.sum(x > i, axis=0) for i in range(5)]
+    for limits in (Limits(), Limits(columns_per_lane=1), Limits(row_words=0)):
+        kernels = check([*sums, ft.sum(x * 3)], on_host, by_blocks, limits, rtol=3e-6)
+        assert all(kernel.source.count("float shared_float32[") <= 2 for kernel in kernels)
 
 
 def test_parameters_of_an_optimizer_share_one_source():
