@@ -1,10 +1,10 @@
 // The part of CUDA C that generated kernels use, as C++ for the host. The threads of a block are fibres: each runs to the
 // next barrier, then the next thread has its turn; blocks run one after the other.
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <ucontext.h>
 #include <utility>
-#include <vector>
 
 using std::memcpy;
 
@@ -47,8 +47,8 @@ static void fibre() {
 }
 
 static void run_grid(void (*kernel)(void **), unsigned blocks, unsigned threads, void **arguments) {
-    const size_t stack = 64 * 1024;
-    std::vector<char> stacks(stack * threads);
+    static const size_t stack = 64 * 1024;
+    static char *stacks = static_cast<char *>(std::malloc(stack * 1024));
     body = kernel;
     body_arguments = arguments;
     gridDim.x = blocks;
@@ -56,7 +56,7 @@ static void run_grid(void (*kernel)(void **), unsigned blocks, unsigned threads,
         blockIdx.x = b;
         for (unsigned t = 0; t < threads; ++t) {
             getcontext(&fibres[t]);
-            fibres[t].uc_stack.ss_sp = &stacks[t * stack];
+            fibres[t].uc_stack.ss_sp = stacks + t * stack;
             fibres[t].uc_stack.ss_size = stack;
             fibres[t].uc_link = nullptr;
             makecontext(&fibres[t], fibre, 0);
