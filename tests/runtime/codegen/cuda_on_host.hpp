@@ -1,5 +1,6 @@
 // The part of CUDA C that generated kernels use, as C++ for the host. The threads of a block are fibres: each runs to the
-// next barrier, then the next thread has its turn; blocks run one after the other.
+// next shuffle or barrier, then the next one has its turn. The threads of a warp meet at shuffles, those of a block at
+// barriers; blocks run one after the other.
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -25,15 +26,21 @@ static bool finished[1024];
 static unsigned current;
 static unsigned char exchange[1024][8];
 
-static void __syncthreads() { swapcontext(&fibres[current], &scheduler); }
+static bool at_shuffle;
 
-// Every thread of a block takes part in every shuffle, so barriers of the block stand in for those of a warp.
+static void stop(bool shuffle) {
+    at_shuffle = shuffle;
+    swapcontext(&fibres[current], &scheduler);
+}
+
+static void __syncthreads() { stop(false); }
+
 template <typename T> static T __shfl_xor_sync(unsigned, T x, int mask, int) {
     memcpy(exchange[current], &x, sizeof x);
-    __syncthreads();
+    stop(true);
     T y;
     memcpy(&y, exchange[current ^ (unsigned)mask], sizeof y);
-    __syncthreads();
+    stop(true);
     return y;
 }
 
@@ -43,6 +50,7 @@ static void **body_arguments;
 static void fibre() {
     body(body_arguments);
     finished[current] = true;
+    at_shuffle = false;
     swapcontext(&fibres[current], &scheduler);
 }
 
@@ -63,11 +71,15 @@ static void run_grid(void (*kernel)(void **), unsigned blocks, unsigned threads,
             finished[t] = false;
         }
         for (unsigned left = threads; left;) {
-            for (unsigned t = 0; t < threads; ++t) {
-                if (finished[t]) continue;
-                threadIdx.x = current = t;
-                swapcontext(&scheduler, &fibres[t]);
-                left -= finished[t];
+            for (unsigned warp = 0; warp < threads; warp += 32) {
+                do {
+                    for (unsigned t = warp; t < warp + 32; ++t) {
+                        if (finished[t]) continue;
+                        threadIdx.x = current = t;
+                        swapcontext(&scheduler, &fibres[t]);
+                        left -= finished[t];
+                    }
+                } while (at_shuffle);
             }
         }
     }

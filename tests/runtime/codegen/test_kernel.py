@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
+from fuel_parallel.lazy.ops import neural
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.codegen.arrangement import Limits, arrange
 from fuel_parallel.runtime.codegen.kernel import kernel_for
@@ -178,6 +179,12 @@ def test_cross_entropy_with_negative_and_unsigned_indices(on_host, by_blocks):
     for targets in (np.arange(40) % 30, np.arange(40) % 30 - 30, (np.arange(40) % 30).astype(np.uint8)):
         loss = ft.cross_entropy(x, ft.asarray(targets))
         check([loss, ft.grad(loss, x)], on_host, by_blocks, rtol=2e-6)
+
+
+@pytest.mark.parametrize("make", [lambda x, i: ft.max(x * 2, axis=-1), lambda x, i: neural.pick(x * 2, i)])
+def test_a_block_that_takes_several_rows_keeps_them_apart(make, on_host, by_blocks):
+    x, index = array(60, 64), ft.asarray(np.arange(60))
+    check([make(x, index)], on_host, by_blocks, Limits(threads=64, lanes=64, columns_per_lane=1, blocks=2))
 
 
 def test_integers_and_bools(on_host, by_blocks):
