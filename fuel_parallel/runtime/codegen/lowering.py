@@ -103,7 +103,7 @@ class Body:
         return self._add(RowReduction(name, (source,), dtype, self.values[source].level + 1))
 
     def pick(self, source: int, index: int, dtype: DType) -> int:
-        """Adds the element of each row at an index."""
+        """Adds the element of each row at an index; negative ones count from the end, one out of bounds gives 0."""
         return self._add(Pick((source, index), dtype, self._level((source, index)) + 1))
 
     def accumulate(self, source: int, dtype: DType, extent: Extent) -> int:

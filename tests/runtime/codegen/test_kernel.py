@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +18,6 @@ from fuel_parallel.runtime.codegen.kernel import kernel_for
 from fuel_parallel.runtime.codegen.lowering import lower
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.plan import make_plan
-from fuel_parallel.runtime.region import Extent
 
 ALL = tuple(passes.PASSES)
 WITHOUT_EXPANSION = tuple(name for name in passes.PASSES if name != "expand")
@@ -244,8 +245,5 @@ def test_more_than_two_to_the_thirtieth_elements_are_counted_in_64_bits():
     x = ft.asarray(np.ones((64, 64), np.float32))
     ((program, _),) = regions_of([ft.tanh(x) * 2])
     assert "typedef int position;" in kernel_for(program).source
-    import dataclasses
-
     large = dataclasses.replace(program, rows=2**30)
     assert "typedef long long position;" in kernel_for(large).source
-    assert program.inputs[0][0] is Extent.FULL
