@@ -63,7 +63,10 @@ class _Allocation:
     @property
     def root(self) -> _Allocation:
         """The first of those that lie in this memory one after the other."""
-        return self if self.replaces is None else self.replaces.root
+        first = self
+        while first.replaces is not None:
+            first = first.replaces
+        return first
 
 
 def plan_memory(graph: Graph) -> MemoryPlan:
@@ -132,7 +135,7 @@ def _take_over(graph: Graph, owners: list[set[_Allocation]], results: list[list[
     dense = _dense_values(graph, results)
     for position, i in enumerate(graph.instructions):
         made = results[position]
-        if not made or not (i.op is REGION or i.op.elementwise):
+        if not made or not (i.op is REGION or i.op.ufunc):
             continue
         read = Counter(a for v in i.inputs for a in owners[v])
         free: dict[int, _Allocation] = {}

@@ -99,7 +99,8 @@ def test_planned_is_what_a_run_takes_when_nothing_is_replaced():
     assert all(h.size for h in held)
 
 
-def test_replaced_parameters_take_no_new_memory():
+def test_replaced_parameters_take_no_new_memory(monkeypatch):
+    monkeypatch.delenv(passes.VARIABLE, raising=False)  # without fusion there are fewer places to write into
     model = fp.Linear(256, 256, ft.random.Generator(0))
     optimizer = fp.optim.AdamW(model.parameters())
     fp.realize(model, optimizer)
