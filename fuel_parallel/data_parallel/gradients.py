@@ -27,7 +27,8 @@ def average_gradients(gradients: Any, comm: Communicator, *, bucket_bytes: int =
     if comm.world_size == 1:
         return unflatten(structure, leaves)
     averaged: list[Tensor] = []
-    for bucket in _buckets(leaves, bucket_bytes):
+    # The last first: a backward pass comes to the last layers first, and collectives run in the order of the script.
+    for bucket in _buckets(leaves[::-1], bucket_bytes):
         if len(bucket) == 1:
             averaged.append(comm.all_reduce(bucket[0], ReduceOp.AVG))
             continue
@@ -36,7 +37,7 @@ def average_gradients(gradients: Any, comm: Communicator, *, bucket_bytes: int =
         for g in bucket:
             averaged.append(manipulation.reshape(flat[start : start + g.size], g.shape))
             start += g.size
-    return unflatten(structure, averaged)
+    return unflatten(structure, averaged[::-1])
 
 
 def _buckets(gradients: list[Tensor], bucket_bytes: int) -> Iterator[list[Tensor]]:

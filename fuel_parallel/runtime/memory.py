@@ -2,7 +2,7 @@
 
 Values that live and die within a plan get offsets in one arena of bytes, found from their lifetimes: two values whose
 lifetimes do not overlap may share bytes, whatever their dtypes. The arena is kept from run to run, so that a training
-step touches no new page. What leaves the plan gets memory of its own, or takes over that of a leaf which dies there (a
+step touches no new page. What an all-reduce works on in place lies in a bucket instead, see `buckets`. What leaves the plan gets memory of its own, or takes over that of a leaf which dies there (a
 parameter's new value replaces the old one in place).
 
 Only kernels that write into given memory take part. Any other is assumed to give a view of its inputs, which then live
@@ -11,14 +11,17 @@ as long as its result, unless the op says that it never does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fuel_parallel.comm.collectives import ALL_REDUCE
 from fuel_parallel.lazy.dtypes import is_half
 from fuel_parallel.lazy.node import Spec
+from fuel_parallel.lazy.ops.manipulation import CONCAT
+from fuel_parallel.runtime.buckets import Bucket, may_hold
 from fuel_parallel.runtime.graph import Graph, Instruction
 from fuel_parallel.runtime.region import ITEM, REGION, reusable
 
@@ -27,24 +30,30 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one result goes: to an offset of the arena, or (offset -1) to memory of its own.
+    """Where one result goes: to an offset of the arena or of a bucket, or (offset -1) to memory of its own.
 
-    `leaf` is the number of a leaf whose memory it takes over if nobody else holds it, or -1.
+    `leaf` is the number of a leaf whose memory it takes over if nobody else holds it, `bucket` that of a bucket, or -1.
     """
 
     spec: Spec
     offset: int = -1
     leaf: int = -1
+    bucket: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """For each instruction the places of its results; none for instructions whose kernel makes its own memory."""
+    """For each instruction the places of its results; none for instructions whose kernel makes its own memory.
+
+    `joined` are the positions of instructions that put a bucket together.
+    """
 
     places: tuple[tuple[Place, ...], ...]
     arena_bytes: int
     leaving_bytes: int
-    """Bytes of results that outlive the plan."""
+    """Bytes of results that outlive the plan, and of buckets."""
+    buckets: tuple[Bucket, ...] = ()
+    joined: frozenset[int] = frozenset()
 
 
 @dataclass(eq=False, slots=True)
@@ -54,24 +63,66 @@ class _Allocation:
     last: int
     escapes: bool = False
     leaf: int = -1
+    bucket: int = -1
     offset: int = -1
     nbytes: int = 0
 
 
-def plan_memory(graph: Graph) -> MemoryPlan:
-    """The memory plan of a graph whose instructions run in order."""
-    owners, results = _allocations(graph)
+def plan_memory(graph: Graph, ends: Mapping[int, int] | None = None) -> MemoryPlan:
+    """The memory plan of a graph whose instructions run in order; those in `ends` go on until a later position."""
+    ends = ends or {}
+    owners, results = _allocations(graph, ends)
     for number in graph.outputs:
         for allocation in owners[number]:
             allocation.escapes = True
-    living = [a for allocations in results for a in allocations if not a.escapes]
+    buckets, joined = _place_in_buckets(graph, owners, results, ends)
+    living = [a for allocations in results for a in allocations if not a.escapes and a.bucket < 0]
     arena = _assign_offsets(living)
-    places = tuple(tuple(Place(a.spec, a.offset, a.leaf) for a in allocations) for allocations in results)
+    places = tuple(tuple(Place(a.spec, a.offset, a.leaf, a.bucket) for a in allocations) for allocations in results)
     leaving = sum(a.nbytes for allocations in results for a in allocations if a.escapes)
-    return MemoryPlan(places, arena, leaving)
+    leaving += sum(bucket.nbytes for bucket in buckets)
+    return MemoryPlan(places, arena, leaving, tuple(buckets), frozenset(joined))
 
 
-def _allocations(graph: Graph) -> tuple[list[set[_Allocation]], list[list[_Allocation]]]:
+def _place_in_buckets(
+    graph: Graph, owners: list[set[_Allocation]], results: list[list[_Allocation]], ends: Mapping[int, int]
+) -> tuple[list[Bucket], set[int]]:
+    """Buckets for the all-reduces, and the positions of what puts them together."""
+    buckets: list[Bucket] = []
+    joined: set[int] = set()
+    for position, i in enumerate(graph.instructions):
+        if i.op is not ALL_REDUCE or not may_hold(i.spec):
+            continue
+        whole = _alone(owners[i.inputs[0]], i.spec, ends.get(position, position))
+        if whole is None:
+            continue
+        whole.bucket, whole.offset = len(buckets), 0
+        maker = graph.instructions[whole.first]
+        if maker.op is CONCAT and maker.attrs == (0,):
+            joined.add(whole.first)
+            offset = 0
+            for value in maker.inputs:
+                spec = graph.spec_of(value)
+                part = _alone(owners[value], spec, whole.first)
+                if part is not None:
+                    part.bucket, part.offset = whole.bucket, offset
+                offset += spec.nbytes
+        buckets.append(Bucket(i.attrs[0], i.spec.nbytes, position))
+    return buckets, joined
+
+
+def _alone(owners: set[_Allocation], spec: Spec, last: int) -> _Allocation | None:
+    """The allocation that is as large as the value, made for it, and read at `last` for the last time; else None."""
+    if len(owners) != 1:
+        return None
+    (found,) = owners
+    free = not found.escapes and found.leaf < 0 and found.bucket < 0
+    return found if free and found.last == last and found.nbytes == spec.nbytes else None
+
+
+def _allocations(
+    graph: Graph, ends: Mapping[int, int]
+) -> tuple[list[set[_Allocation]], list[list[_Allocation]]]:
     """For each value the allocations it may lie in, and for each instruction the allocations it makes."""
     owners: list[set[_Allocation]] = [set() for _ in range(graph.first)]
     results: list[list[_Allocation]] = []
@@ -80,7 +131,7 @@ def _allocations(graph: Graph) -> tuple[list[set[_Allocation]], list[list[_Alloc
         number = graph.first + position
         for value in i.inputs:
             for allocation in owners[value]:
-                allocation.last = position
+                allocation.last = max(allocation.last, ends.get(position, position))
         made: list[_Allocation] = []
         if writes_into(i, graph):
             made = [_Allocation(spec, position, position, nbytes=spec.nbytes) for spec in result_specs(i)]
@@ -94,7 +145,7 @@ def _allocations(graph: Graph) -> tuple[list[set[_Allocation]], list[list[_Alloc
             owners.append(set(made))
         else:
             owners.append(set().union(*(owners[v] for v in i.inputs)))
-    _take_over(graph, owners, results)
+    _take_over(graph, ends, results)
     return owners, results
 
 
@@ -115,9 +166,12 @@ def result_specs(i: Instruction) -> list[Spec]:
     return [Spec(shape, program.dtype_of(register)) for register, shape in program.outputs]
 
 
-def _take_over(graph: Graph, owners: list[set[_Allocation]], results: list[list[_Allocation]]) -> None:
+def _take_over(graph: Graph, ends: Mapping[int, int], results: list[list[_Allocation]]) -> None:
     """Lets values that leave a region replace inputs that are read for the last time there."""
-    last_read = {v: position for position, i in enumerate(graph.instructions) for v in i.inputs}
+    last_read: dict[int, int] = {}
+    for position, i in enumerate(graph.instructions):
+        for v in i.inputs:
+            last_read[v] = max(last_read.get(v, 0), ends.get(position, position))
     kept = set(graph.outputs)
     for position, i in enumerate(graph.instructions):
         if i.op is not REGION or not results[position]:

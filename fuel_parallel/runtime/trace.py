@@ -29,6 +29,7 @@ from fuel_parallel.comm import clock
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.lazy.node import Node, describe_line
 from fuel_parallel.lazy.ops.contraction import MATMUL
+from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import ITEM, REGION
 
@@ -59,6 +60,7 @@ class Recorder:
         self._bases: dict[int, int] = {}
         self._starts: list[int] = []
         self._described: dict[int, tuple[str, dict[str, Any]]] = {}
+        self._open: dict[int, int] = {}
         self._next = 0
         self._phase = (0, 0)
         self._written = False
@@ -78,17 +80,20 @@ class Recorder:
 
     def timed(self, plan: Plan, computed: list[Node], compute: Compute) -> Compute:
         """`compute` that notes when it ran."""
+        self._open.clear()
         if len(self.events) >= 3 * MOST_EVENTS:
             self.dropped += len(plan.steps)
             return compute
         base = self._bases.get(id(plan))
-        note, now = self.events.extend, time.perf_counter_ns
+        note, now, opened = self.events.extend, time.perf_counter_ns, self._open
         if base is None:
             return self._first(plan, computed, compute)
 
         def timed(step: Step, xp: Any, arguments: list[Any]) -> Any:
             began = now()
             result = compute(step, xp, arguments)
+            if step.goes_on:
+                opened[step.output] = len(self.events)
             note((base + step.output, began, now()))
             return result
 
@@ -109,10 +114,18 @@ class Recorder:
             self._described[base + step.output] = step_name(step), facts
             began = time.perf_counter_ns()
             result = compute(step, xp, arguments)
+            if step.goes_on:
+                self._open[step.output] = len(self.events)
             self.events.extend((base + step.output, began, time.perf_counter_ns()))
             return result
 
         return timed
+
+    def went_on(self, step: Step) -> None:
+        """A step that had been started is over now. Noted where it began: that is its turn among the collectives."""
+        at = self._open.pop(step.output, None)
+        if at is not None:
+            self.events[at + 2] = time.perf_counter_ns()
 
     def ran(self, arena: int) -> None:
         """A plan has run, with an arena of so many bytes."""
@@ -239,15 +252,18 @@ def live_bytes(plan: Plan) -> list[int]:
     span: list[list[int]] = []
     owners: list[set[int]] = [set() for _ in range(first)]
     results: dict[int, list[int]] = {}
+    parts: set[int] = set()
     for position, step in enumerate(plan.steps):
         for slot in step.inputs:
             for made in owners[slot]:
-                span[made][1] = position
+                # A part of a bucket lives on in the whole.
+                span[made][1] = position - 1 if step.op is JOIN and made in parts else position
         if step.places:
             results[step.output] = [len(sizes) + n for n in range(len(step.places))]
             # What takes over a leaf adds nothing.
             sizes += [0 if place.leaf >= 0 else place.spec.nbytes for place in step.places]
             span += [[position, position] for _ in step.places]
+            parts |= {made for made, place in zip(results[step.output], step.places, strict=True) if place.bucket >= 0}
             owners.append(set(results[step.output]))
         elif step.op is ITEM and step.inputs[0] in results:
             owners.append({results[step.inputs[0]][step.attrs[0]]})
