@@ -18,7 +18,6 @@ NEVER = 1 << 62
 """A threshold that no size reaches."""
 
 
-
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Thresholds for nodes with up to `ranks` ranks: the least number of bytes for which the window is faster.
 

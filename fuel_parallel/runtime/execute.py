@@ -167,7 +167,6 @@ class _Run:
         self.new_bytes += place.spec.nbytes
         return np.empty(place.spec.shape, dtype=place.spec.dtype)
 
-
     def _in_bucket(self, place: Place) -> Any:
         memory = self.buckets.get(place.bucket)
         if memory is None:

@@ -11,6 +11,7 @@ as long as its result, unless the op says that it never does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,9 +59,12 @@ class MemoryPlan:
 
 @dataclass(eq=False, slots=True)
 class _Allocation:
+    """`reads` are the positions that read it, and until when each does."""
+
     spec: Spec
     first: int
     last: int
+    reads: list[tuple[int, int]] = field(default_factory=list)
     escapes: bool = False
     leaf: int = -1
     bucket: int = -1
@@ -75,7 +79,7 @@ def plan_memory(graph: Graph, ends: Mapping[int, int] | None = None) -> MemoryPl
     for number in graph.outputs:
         for allocation in owners[number]:
             allocation.escapes = True
-    buckets, joined = _place_in_buckets(graph, owners, results, ends)
+    buckets, joined = _place_in_buckets(graph, owners)
     living = [a for allocations in results for a in allocations if not a.escapes and a.bucket < 0]
     arena = _assign_offsets(living)
     places = tuple(tuple(Place(a.spec, a.offset, a.leaf, a.bucket) for a in allocations) for allocations in results)
@@ -84,16 +88,14 @@ def plan_memory(graph: Graph, ends: Mapping[int, int] | None = None) -> MemoryPl
     return MemoryPlan(places, arena, leaving, tuple(buckets), frozenset(joined))
 
 
-def _place_in_buckets(
-    graph: Graph, owners: list[set[_Allocation]], results: list[list[_Allocation]], ends: Mapping[int, int]
-) -> tuple[list[Bucket], set[int]]:
+def _place_in_buckets(graph: Graph, owners: list[set[_Allocation]]) -> tuple[list[Bucket], set[int]]:
     """Buckets for the all-reduces, and the positions of what puts them together."""
     buckets: list[Bucket] = []
     joined: set[int] = set()
     for position, i in enumerate(graph.instructions):
         if i.op is not ALL_REDUCE or not may_hold(i.spec):
             continue
-        whole = _alone(owners[i.inputs[0]], i.spec, ends.get(position, position))
+        whole = _alone(owners[i.inputs[0]], i.spec, position)
         if whole is None:
             continue
         whole.bucket, whole.offset = len(buckets), 0
@@ -111,18 +113,17 @@ def _place_in_buckets(
     return buckets, joined
 
 
-def _alone(owners: set[_Allocation], spec: Spec, last: int) -> _Allocation | None:
-    """The allocation that is as large as the value, made for it, and read at `last` for the last time; else None."""
+def _alone(owners: set[_Allocation], spec: Spec, reader: int) -> _Allocation | None:
+    """The allocation that is as large as the value, made for it, and not read after `reader` has begun; else None."""
     if len(owners) != 1:
         return None
     (found,) = owners
-    free = not found.escapes and found.leaf < 0 and found.bucket < 0
-    return found if free and found.last == last and found.nbytes == spec.nbytes else None
+    if found.escapes or found.leaf >= 0 or found.bucket >= 0 or found.nbytes != spec.nbytes:
+        return None
+    return found if all(position == reader or end <= reader for position, end in found.reads) else None
 
 
-def _allocations(
-    graph: Graph, ends: Mapping[int, int]
-) -> tuple[list[set[_Allocation]], list[list[_Allocation]]]:
+def _allocations(graph: Graph, ends: Mapping[int, int]) -> tuple[list[set[_Allocation]], list[list[_Allocation]]]:
     """For each value the allocations it may lie in, and for each instruction the allocations it makes."""
     owners: list[set[_Allocation]] = [set() for _ in range(graph.first)]
     results: list[list[_Allocation]] = []
@@ -131,7 +132,9 @@ def _allocations(
         number = graph.first + position
         for value in i.inputs:
             for allocation in owners[value]:
-                allocation.last = max(allocation.last, ends.get(position, position))
+                end = ends.get(position, position)
+                allocation.reads.append((position, end))
+                allocation.last = max(allocation.last, end)
         made: list[_Allocation] = []
         if writes_into(i, graph):
             made = [_Allocation(spec, position, position, nbytes=spec.nbytes) for spec in result_specs(i)]
@@ -168,21 +171,33 @@ def result_specs(i: Instruction) -> list[Spec]:
 
 def _take_over(graph: Graph, ends: Mapping[int, int], results: list[list[_Allocation]]) -> None:
     """Lets values that leave a region replace inputs that are read for the last time there."""
+    looks_at = _leaves_looked_at(graph)
     last_read: dict[int, int] = {}
     for position, i in enumerate(graph.instructions):
-        for v in i.inputs:
-            last_read[v] = max(last_read.get(v, 0), ends.get(position, position))
-    kept = set(graph.outputs)
+        for leaf in set().union(*(looks_at[v] for v in i.inputs)):
+            last_read[leaf] = max(last_read.get(leaf, 0), ends.get(position, position))
+    kept = set().union(*(looks_at[v] for v in graph.outputs))
     for position, i in enumerate(graph.instructions):
         if i.op is not REGION or not results[position]:
             continue
+        # A leaf that is also read as a view, here or later, stays: its rows are read in another order.
+        reads = Counter(leaf for v in i.inputs for leaf in looks_at[v])
         free = {
             register
             for register, value in enumerate(i.inputs)
-            if value < len(graph.leaves) and last_read[value] == position and value not in kept
+            if value < len(graph.leaves) and last_read[value] == position and reads[value] == 1 and value not in kept
         }
         for output, register in reusable(i.attrs[0], free):
             results[position][output].leaf = i.inputs[register]
+
+
+def _leaves_looked_at(graph: Graph) -> list[set[int]]:
+    """For each value the leaves whose memory it may lie in: a leaf itself, or a view of one."""
+    looks_at: list[set[int]] = [{v} if v < len(graph.leaves) else set() for v in range(graph.first)]
+    for i in graph.instructions:
+        view = i.op.aliases and not writes_into(i, graph)
+        looks_at.append(set().union(*(looks_at[v] for v in i.inputs)) if view else set())
+    return looks_at
 
 
 def _assign_offsets(allocations: Sequence[_Allocation]) -> int:
