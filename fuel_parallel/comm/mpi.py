@@ -77,8 +77,10 @@ class MpiTransport(Transport):
         from mpi4py import MPI
 
         self.comm = comm
+        self.nonblocking_from = NONBLOCKING_BYTES
         self.ops = {
             ReduceOp.SUM: MPI.SUM,
+            ReduceOp.AVG: MPI.SUM,  # divided afterwards
             ReduceOp.PRODUCT: MPI.PROD,
             ReduceOp.MIN: MPI.MIN,
             ReduceOp.MAX: MPI.MAX,
@@ -98,7 +100,7 @@ class MpiTransport(Transport):
     def start_all_reduce(self, x: Host, op: ReduceOp, *, reuse: bool = False) -> Pending:
         # By the size alone, and not by whether there is anything to do meanwhile: a blocking all-reduce on one rank
         # and a non-blocking one on another would not be the same operation to MPI.
-        if x.nbytes < NONBLOCKING_BYTES:
+        if x.nbytes < self.nonblocking_from:
             return super().start_all_reduce(x, op, reuse=reuse)
         return MpiReduction(self, x, op, reuse)
 
@@ -187,8 +189,7 @@ class MpiReduction(Pending):
     def __init__(self, transport: MpiTransport, x: Host, op: ReduceOp, reuse: bool) -> None:
         self.op, self.ranks, self.input = op, transport.ranks, x
         self.result = x if reuse else np.empty_like(x)
-        plain = transport.ops[ReduceOp.SUM if op is ReduceOp.AVG else op]
-        self.request = transport.comm.Iallreduce(transport.in_place if reuse else x, self.result, plain)
+        self.request = transport.comm.Iallreduce(transport.in_place if reuse else x, self.result, transport.ops[op])
         _reductions.add(self)
 
     def progress(self) -> None:

@@ -41,7 +41,7 @@ from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.node_memory import SLOT_BYTES, NodeMemory, memory_of
 from fuel_parallel.comm.shared_reduction import SharedReduction, reduce_into, settle
 from fuel_parallel.comm.thresholds import KINDS, NEVER, least_bytes, read_table
-from fuel_parallel.comm.transport import Host, Pending, Transport
+from fuel_parallel.comm.transport import Done, Host, Pending, Transport, averaged
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
 from fuel_parallel.partitioning import partition
@@ -204,7 +204,7 @@ class NodeLocalTransport(Transport):
     def __init__(self, plain: MpiTransport) -> None:
         self.plain = plain
         self._nodes: _Nodes | None = None
-        self._set_least(dict.fromkeys(KINDS, FLOOR))  # until it is known how the ranks lie on nodes
+        self.use_thresholds(dict.fromkeys(KINDS, FLOOR))  # until it is known how the ranks lie on nodes
         self._in_place, self._ops, self._mpi_all_reduce = plain.in_place, plain.ops, plain.comm.Allreduce
 
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
@@ -217,29 +217,32 @@ class NodeLocalTransport(Transport):
             return result
         nodes = self._nodes or self._find_nodes()
         memory = nodes.memory
-        if memory is not None and self._is_in_place(nodes, x, op):
+        copies = x.nbytes >= self._copied
+        if memory is not None and self._is_in_place(nodes, x, op) and (out is None or out is x or copies):
             return SharedReduction(memory, self.plain, x, op, reuse=out is x, out=out, copied=self._copied).wait()
         settle()
-        if memory is None or x.nbytes < self._shared_from:
-            return self.plain.all_reduce(x, op, out)
-        if nodes.across is not None and x.nbytes >= self._least["all_reduce_in_place"]:
+        if memory is not None and nodes.across is not None and x.nbytes >= self._least["all_reduce_in_place"]:
             result = np.empty_like(x) if out is None else out
             self._all_reduce_across(memory, nodes.across, x.reshape(-1), op, result.reshape(-1))
             return result
-        if not self._is_handed_in(nodes, x, op):
-            return self.plain.all_reduce(x, op, out)
-        result = np.empty_like(x) if out is None else out
-        all_reduce_small(memory, x.reshape(-1), op, result.reshape(-1))
-        return result
+        if memory is not None and self._is_handed_in(nodes, x, op):
+            result = np.empty_like(x) if out is None else out
+            all_reduce_small(memory, x.reshape(-1), op, result.reshape(-1))
+            return result
+        return self.plain.all_reduce(x, op, out)
 
     def start_all_reduce(self, x: Host, op: ReduceOp, *, reuse: bool = False) -> Pending:
-        """See `Transport.start_all_reduce`. In place in shared memory it goes on meanwhile; all else is done at once."""
-        if x.nbytes >= self._shared_from:
-            nodes = self._nodes or self._find_nodes()
-            if nodes.memory is None:
-                return self.plain.start_all_reduce(x, op, reuse=reuse)
-            if self._is_in_place(nodes, x, op):
-                return SharedReduction(nodes.memory, self.plain, x, op, reuse=reuse)
+        """See `Transport.start_all_reduce`. What is reduced in place goes on meanwhile; all else is done at once."""
+        if x.nbytes < self._at_once_below:
+            settle()
+            result = x if reuse else np.empty_like(x)
+            self._mpi_all_reduce(self._in_place if reuse else x, result, self._ops[op])
+            return Done(result if op is not ReduceOp.AVG else averaged(result, op, self.ranks))
+        nodes = self._nodes or self._find_nodes()
+        if nodes.memory is None:
+            return self.plain.start_all_reduce(x, op, reuse=reuse)
+        if self._is_in_place(nodes, x, op):
+            return SharedReduction(nodes.memory, self.plain, x, op, reuse=reuse)
         return super().start_all_reduce(x, op, reuse=reuse)
 
     def _is_in_place(self, nodes: _Nodes, x: Host, op: ReduceOp) -> bool:
@@ -356,12 +359,20 @@ class NodeLocalTransport(Transport):
         if self._nodes is None:
             settle()
             self._nodes = find_nodes(self.plain.comm)
-            self._set_least(self._nodes.least)
+            self.use_thresholds(self._nodes.least)
         return self._nodes
 
-    def _set_least(self, least: dict[str, int]) -> None:
+    @property
+    def shares_one_node(self) -> bool:
+        """Whether all ranks have the memory of one node in common. The first call is collective."""
+        nodes = self._find_nodes()
+        return nodes.memory is not None and nodes.across is None
+
+    def use_thresholds(self, least: dict[str, int]) -> None:
+        """Judges sizes by these from now on, which must be the same on all ranks; a number for each of `KINDS`."""
         self._least, self._copied = least, least["all_reduce_copied"]
         self._shared_from = min(least["all_reduce_handed_in"], least["all_reduce_in_place"])
+        self._at_once_below = min(self._shared_from, self.plain.nonblocking_from)
 
     def _all_reduce_across(
         self, memory: NodeMemory, across: MPI.Intracomm, x: Host, op: ReduceOp, result: Host

@@ -28,6 +28,7 @@ import atexit
 import os
 import time
 import weakref
+from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,9 @@ _PLACES = 4, 8  # what is published in an even and in an odd turn: window and of
 _ANNOUNCED = 16  # how many all-reduces are announced
 _REDUCED = 32  # of how many my section is reduced
 _ANNOUNCEMENTS = 48  # window and offset of each, the first after the last again
-_NOWHERE, _BY_MPI = -1, -2  # in place of a window
+
+NOWHERE, BY_MPI = (-1, 0), (-2, 0)
+"""In place of a window and an offset: the array lies elsewhere; or MPI should reduce it."""
 _SPINS = 50  # looks, of some 40 ns each, before a waiting rank yields its core: the other may be waiting for that one
 _YIELDS = 32  # between two calls that drive MPI forward
 _PAGE = 4096
@@ -94,6 +97,7 @@ class NodeMemory:
         self.piece_bytes = SLOT_BYTES // self.ranks // 64 * 64
         self.turn = 0
         self._windows: dict[int, _Window] = {}
+        self._addresses: list[tuple[int, int]] = []  # and the windows that begin there, ascending
         self._made = 0
         self.announced = self.reduced = 0
         head = _pages(self.ranks * _LINE_WORDS * 8)
@@ -162,7 +166,7 @@ class NodeMemory:
             if chosen is None and nbytes <= window.size <= 2 * nbytes:
                 chosen = window
             else:
-                _free(self._windows.pop(number))
+                self._remove(number)
         if chosen is None:
             chosen = self._add(nbytes, pooled=False)
         return None if chosen is None else chosen.claim(self.rank, nbytes)
@@ -172,7 +176,7 @@ class NodeMemory:
         fitting = [
             window
             for window in self._windows.values()
-            if window.pooled and nbytes <= window.size <= 2 * nbytes and window.idle
+            if nbytes <= window.size <= 2 * nbytes and window.pooled and window.idle
         ]
         return min(fitting, key=lambda window: window.size).claim(self.rank, nbytes) if fitting else None
 
@@ -183,7 +187,7 @@ class NodeMemory:
         if made is None:
             idle = self._idle_everywhere(pooled=True)
             for number in idle:
-                _free(self._windows.pop(number))
+                self._remove(number)
             made = self._add(nbytes, pooled=True) if idle else None
         return made
 
@@ -192,8 +196,14 @@ class NodeMemory:
         if window is not None:
             window.pooled = pooled
             self._windows[self._made] = window
+            insort(self._addresses, (window.address, self._made))
             self._made += 1  # never the number of an earlier one: somebody may not have read yet where that lies
         return window
+
+    def _remove(self, number: int) -> None:
+        window = self._windows.pop(number)
+        self._addresses.remove((window.address, number))
+        _free(window)
 
     def _idle_everywhere(self, *, pooled: bool) -> list[int]:
         """The windows that nobody uses on any rank. A collective call."""
@@ -206,12 +216,14 @@ class NodeMemory:
         return [number for number, is_idle in zip(numbers, idle, strict=True) if is_idle]
 
     def locate(self, x: Host) -> tuple[int, int]:
-        """The window that `x` lies in, on this rank, and its offset there; (-1, 0) if in none."""
+        """The window that `x` lies in, on this rank, and its offset there; `NOWHERE` if in none."""
         address = x.__array_interface__["data"][0]
-        for number, window in self._windows.items():
-            if 0 <= address - window.address <= window.size - x.nbytes:
-                return number, address - window.address
-        return _NOWHERE, 0
+        before = bisect_right(self._addresses, (address, self._made)) - 1
+        if before >= 0:
+            start, number = self._addresses[before]
+            if address + x.nbytes <= start + self._windows[number].size:
+                return number, address - start
+        return NOWHERE
 
     def publish(self, x: Host) -> bool:
         """Says to the others where `x` lies, if it lies in a window; they know after the next `meet`."""
@@ -241,11 +253,11 @@ class NodeMemory:
 
     # All-reduces in place: announced, and reduced.
 
-    def announce(self, x: Host, *, by_mpi: bool) -> int:
-        """Says to the others where `x` lies; gives the number of this all-reduce."""
+    def announce(self, place: tuple[int, int]) -> int:
+        """Says to the others where my array lies; gives the number of this all-reduce."""
         number = self.announced
         lines, at = self._lines, self._mine + _ANNOUNCEMENTS + 2 * (number % ANNOUNCED_AT_ONCE)
-        lines[at], lines[at + 1] = (_BY_MPI, 0) if by_mpi else self.locate(x)
+        lines[at], lines[at + 1] = place
         self._sync()
         self.announced = lines[self._mine + _ANNOUNCED] = number + 1
         return number
@@ -261,7 +273,7 @@ class NodeMemory:
     def anybody_wants_mpi(self, number: int) -> bool:
         """Whether a rank has announced that MPI should do it, in an all-reduce that all have announced."""
         word = _ANNOUNCEMENTS + 2 * (number % ANNOUNCED_AT_ONCE)
-        return any(self._lines[rank * _LINE_WORDS + word] == _BY_MPI for rank in range(self.ranks))
+        return any(self._lines[rank * _LINE_WORDS + word] == BY_MPI[0] for rank in range(self.ranks))
 
     def announcement(self, number: int, size: int, dtype: np.dtype[Any]) -> list[Host | None]:
         """The ranks' arrays in an all-reduce that all have announced; None where one does not lie in a window."""
@@ -317,8 +329,8 @@ class NodeMemory:
     def free(self) -> None:
         """Gives back what nobody uses. A collective call; windows that some rank still holds stay mapped."""
         for number in [*self._idle_everywhere(pooled=False), *self._idle_everywhere(pooled=True)]:
-            _free(self._windows[number])
-        self._windows = {}
+            self._remove(number)
+        self._windows, self._addresses = {}, []
         if self.usable:
             self.usable = False
             self._slots = {}

@@ -7,9 +7,9 @@ all of them, in the order of ranks, so that all get the same bits. Nobody waits 
     progress    if all have announced: my section is reduced
     wait        until all have reduced theirs
 
-**Order.** Reductions of this process are done strictly in the order in which they were started, over all groups of ranks,
-and `settle` does what is left of all of them before this rank blocks in anything else. So whoever waits for this rank's
-section gets it as soon as with blocking calls, and what does not deadlock with those does not deadlock here.
+**Order.** Reductions of this process are done strictly in the order in which they were started, whatever groups of
+ranks they are of, and `settle` does what is left of all of them before this rank blocks in anything else. So whoever
+waits for this rank's section gets it as soon as with blocking calls, and what does not deadlock with those does not here.
 
 **Too few windows.** A rank without room announces that. When the turn of that reduction comes, all ranks know, and all
 make one more window for the pool. Where there is no memory for it, MPI reduces this array: the result is the same.
@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from fuel_parallel.comm.communicator import ReduceOp
-from fuel_parallel.comm.node_memory import ANNOUNCED_AT_ONCE, NodeMemory
+from fuel_parallel.comm.node_memory import ANNOUNCED_AT_ONCE, BY_MPI, NOWHERE, NodeMemory
 from fuel_parallel.comm.transport import Host, Pending, Transport, averaged
 from fuel_parallel.partitioning import partition
 
@@ -86,18 +87,20 @@ class SharedReduction(Pending):
         self.memory, self.mpi, self.op, self.reuse = memory, mpi, op, reuse
         self.shape, self.array = x.shape, x.reshape(-1)
         # What was announced long ago must have been read before its words are written over.
-        for left in [one for one in _not_waited_for if one.is_over]:
-            _not_waited_for.discard(left)
+        if _not_waited_for:
+            _not_waited_for.difference_update([one for one in _not_waited_for if one.is_over])
         oldest = memory.announced - ANNOUNCED_AT_ONCE
         while oldest >= memory.reduced:
             _do_next()
-        memory.wait_for_sections(oldest)
-        inside = reuse and memory.locate(self.array)[0] >= 0
-        by_mpi = out is not None and not inside and x.nbytes < copied
-        room = None if inside or by_mpi else memory.borrow(x.nbytes)
-        if room is not None:
+        if oldest >= 0:
+            memory.wait_for_sections(oldest)
+        place = memory.locate(self.array) if reuse else NOWHERE
+        if place is NOWHERE and out is not None and x.nbytes < copied:
+            place = BY_MPI
+        elif place is NOWHERE and (room := memory.borrow(x.nbytes)) is not None:
             self._move(room)
-        self.number = memory.announce(self.array, by_mpi=by_mpi)
+            place = memory.locate(self.array)
+        self.number = memory.announce(place)
         _announced.append(self)
         _not_waited_for.add(self)
 
@@ -166,7 +169,7 @@ class SharedReduction(Pending):
 def _reduce_section(arrays: Sequence[Host], op: ReduceOp, rank: int) -> None:
     """Reduces this rank's section of the arrays into all of them."""
     ranks = len(arrays)
-    mine = partition(arrays[0].size, ranks)[rank]
+    mine = _section(arrays[0].size, ranks, rank)
     step = max(BLOCK_BYTES // arrays[0].itemsize, 1)
     for start in range(mine.start, mine.stop, step):
         first, *others = [x[start : min(start + step, mine.stop)] for x in arrays]
@@ -174,6 +177,11 @@ def _reduce_section(arrays: Sequence[Host], op: ReduceOp, rank: int) -> None:
         averaged(first, op, ranks)
         for other in others:
             other[...] = first
+
+
+@lru_cache(maxsize=1024)
+def _section(size: int, ranks: int, rank: int) -> range:
+    return partition(size, ranks)[rank]
 
 
 def reduce_into(result: Host, arrays: Sequence[Host], op: ReduceOp) -> None:

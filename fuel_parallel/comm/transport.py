@@ -66,7 +66,10 @@ class Transport(ABC):
 
     @abstractmethod
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
-        """The reduction of all ranks' arrays; into `out`, if given: a contiguous array like `x`, or `x` itself."""
+        """The reduction of all ranks' arrays; into `out`, if given: a contiguous array like `x`, or `x` itself.
+
+        An `out` other than `x` is given on all ranks or on none.
+        """
 
     def start_all_reduce(self, x: Host, op: ReduceOp, *, reuse: bool = False) -> Pending:
         """Starts an all-reduce that may go on while other work is done; AVG is allowed, for floats and complex numbers.

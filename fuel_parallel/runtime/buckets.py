@@ -4,8 +4,8 @@ The input of a large all-reduce is made right in memory of the communicator's tr
 read it: inside a node that is a window which the other ranks see, and nothing is copied into it. Where that input is a
 `concat`, as that of a bucket of gradients is, its parts are made in their places, and no `concat` is left to do.
 
-A plan only says that there is a bucket. Its memory is asked for in each run: `Transport.borrow` has some or has none, on
-this rank, and what there is none of is ordinary memory. So ranks whose plans differ agree all the same.
+A plan only says that there is a bucket. Its memory is asked for in each run: `Transport.borrow` has some on this rank,
+or has none, and then the bucket is ordinary memory. So ranks whose plans differ agree all the same.
 """
 
 from __future__ import annotations

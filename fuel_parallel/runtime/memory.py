@@ -2,8 +2,11 @@
 
 Values that live and die within a plan get offsets in one arena of bytes, found from their lifetimes: two values whose
 lifetimes do not overlap may share bytes, whatever their dtypes. The arena is kept from run to run, so that a training
-step touches no new page. What an all-reduce works on in place lies in a bucket instead, see `buckets`. What leaves the plan gets memory of its own, or takes over that of a leaf which dies there (a
-parameter's new value replaces the old one in place).
+step touches no new page. What an all-reduce works on in place lies in a bucket instead, see `buckets`. What leaves the
+plan gets memory of its own, or takes over that of a leaf which dies there (a parameter's new value replaces the old one
+in place).
+
+An instruction that goes on while others run reads its inputs until it ends.
 
 Only kernels that write into given memory take part. Any other is assumed to give a view of its inputs, which then live
 as long as its result, unless the op says that it never does.

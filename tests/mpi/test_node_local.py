@@ -38,7 +38,7 @@ def transport_of(comm):
     made = NodeLocalTransport(MpiTransport(comm.Dup()))
     nodes = made._find_nodes()
     if nodes.memory is not None:
-        made._set_least(dict.fromkeys(KINDS, 1024))
+        made.use_thresholds(dict.fromkeys(KINDS, 1024))
     return made
 
 

@@ -123,7 +123,7 @@ def test_one_rank_may_hold_results_for_longer_than_the_others():
     held = []
     for step in range(10):
         value = world.all_reduce(x * float(step + 1)).numpy()
-        if RANK == step % N:
+        if step % N == RANK:
             held.append((step, value))
         del value
     for step, value in held:
@@ -149,13 +149,24 @@ def test_ranks_may_wait_in_any_order_and_at_any_time(comm):
         pending = []
         for k, x in enumerate(xs):
             pending.append(start(x, ReduceOp.AVG if k % 2 else ReduceOp.SUM, reuse=k % 3 == 0))
-            if RANK == round_ % N:
+            if round_ % N == RANK:
                 time.sleep(0.002)
                 pending[k // 2].progress()
         order = np.random.default_rng([round_, RANK]).permutation(6)
         for k in order:
             total = TOTAL + N * k
             np.testing.assert_array_equal(pending[k].wait(), np.full(LARGE + 10 * k, total / N if k % 2 else total))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_without_shared_memory_it_is_a_nonblocking_reduction_of_mpi(monkeypatch):
+    monkeypatch.setenv("FUEL_NODE_LOCAL", "0")
+    start = MpiComm().transport.start_all_reduce
+    for _ in range(2):
+        pending = start(np.full(LARGE, RANK + 1.0), ReduceOp.AVG)
+        assert isinstance(pending, mpi.MpiReduction)
+        assert (pending.wait() == TOTAL / N).all()
+        assert start(np.ones(10), ReduceOp.SUM).wait()[3] == N
 
 
 @pytest.mark.mpi(min_size=2)
@@ -183,7 +194,7 @@ def test_all_other_collectives_may_come_between_start_and_wait(comm):
     ]
     for number, other in enumerate(others):
         pending = transport.start_all_reduce(np.full(LARGE, RANK + 1.0), ReduceOp.SUM)
-        early = RANK == number % N
+        early = number % N == RANK
         if early:
             assert (pending.wait() == TOTAL).all()
         other()

@@ -14,7 +14,7 @@ Host = np.ndarray[Any, Any]
 
 
 class LatePending(Pending):
-    """Reads its input at the very end, and until then checks that nobody changes it; its own memory has garbage in it."""
+    """Reads its input at the very end, and until then checks that nobody does anything with it."""
 
     def __init__(self, transport: LateTransport, x: Host, op: ReduceOp, reuse: bool) -> None:
         self.transport, self.x, self.reuse = transport, x, reuse

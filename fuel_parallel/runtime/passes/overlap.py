@@ -1,7 +1,7 @@
 """Overlap: all-reduces start as soon as their input is there, and what needs their results comes as late as possible.
 
-Collectives keep their order. So each one's result is followed by everything that does not need it: while the first bucket
-of gradients is under way, the backward pass goes on; while the last one is, parameters of the others are updated.
+Collectives keep their order. What does not need a result comes before what does: while the first bucket of gradients is
+under way the backward pass goes on, and while the last one is, the parameters of the others are updated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def overlap(graph: Graph) -> Graph:
 
 
 def endings(graph: Graph) -> dict[int, int]:
-    """Which collectives go on while other instructions run: their position, and that of the first that needs the result.
+    """Which collectives go on while other instructions run: their positions, and where the result is needed first.
 
     One whose result nobody in the graph reads goes on to its end.
     """
@@ -41,7 +41,7 @@ def endings(graph: Graph) -> dict[int, int]:
 
 
 def _wait_late(graph: Graph) -> list[int]:
-    """The numbers of all instructions: first those that need no result of a collective, then those that need the first."""
+    """The numbers of all instructions: those that need no collective's result, then those that need the first one's."""
     needed: dict[int, int] = {}  # by the instruction itself
     result: dict[int, int] = {}  # by those that read its value
     started = before = 0
