@@ -9,7 +9,7 @@ all of them, in the order of ranks, so that all get the same bits. Nobody waits 
 
 **Order.** Reductions of this process are done strictly in the order in which they were started, whatever groups of
 ranks they are of, and `settle` does what is left of all of them before this rank blocks in anything else. So whoever
-waits for this rank's section gets it as soon as with blocking calls, and what does not deadlock with those does not here.
+waits for this rank's section gets it as soon as with blocking calls, and what cannot deadlock with those cannot here.
 
 **Too few windows.** A rank without room announces that. When the turn of that reduction comes, all ranks know, and all
 make one more window for the pool. Where there is no memory for it, MPI reduces this array: the result is the same.

@@ -165,9 +165,7 @@ class Recorder:
             {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}, {about['host']}"}}
         )
         for track, title in _TRACKS.items():
-            named = {"name": "thread_name", "ph": "M", "pid": rank, "tid": track, "args": {"name": title}}
-            order = {"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": track, "args": {"sort_index": track}}
-            yield f",\n{json.dumps(named)},\n{json.dumps(order)}"
+            yield f",\n{_track(rank, track, title)}"
         for event in self._rows(rank, first):
             yield ",\n" + event
         yield "\n]}\n"
@@ -176,6 +174,7 @@ class Recorder:
         live = [live_bytes(plan) for plan in self.plans]
         texts = {n: (json.dumps(name), json.dumps(facts)[1:-1]) for n, (name, facts) in self._described.items()}
         turns: Counter[str] = Counter()
+        busy_until: list[int] = []  # each track of collectives: on one, Chrome's format cannot show two at a time
         ended = 0
         level = -1
         for at in range(0, len(self.events), 3):
@@ -194,7 +193,11 @@ class Recorder:
             if comm is None:
                 category, track = "kernel", _KERNELS
             else:
-                category, track = "collective", _COLLECTIVES
+                lane = next((n for n, until in enumerate(busy_until) if until <= began), len(busy_until))
+                busy_until[lane : lane + 1] = [end]
+                category, track = "collective", _COLLECTIVES + lane
+                if lane and lane == len(busy_until) - 1:
+                    yield _track(rank, track, "collectives, at the same time")
                 text += f',"turn":{turns[comm]}'
                 turns[comm] += 1
             where = f'"cat":"{category}","ph":"X","pid":{rank},"tid":{track}'
@@ -208,6 +211,12 @@ class Recorder:
             moment, arena, resident = self.memory[at : at + 3]
             yield _counter(rank, "arena", (moment - first) / 1000, arena)
             yield _counter(rank, "resident", (moment - first) / 1000, resident)
+
+
+def _track(rank: int, track: int, title: str) -> str:
+    named = {"name": "thread_name", "ph": "M", "pid": rank, "tid": track, "args": {"name": title}}
+    order = {"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": track, "args": {"sort_index": track}}
+    return f"{json.dumps(named)},\n{json.dumps(order)}"
 
 
 def _counter(rank: int, name: str, at: float, value: int) -> str:

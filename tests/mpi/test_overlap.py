@@ -64,7 +64,7 @@ def test_training_equals_that_on_the_whole_batch(comm):
     for step in range(4):
         loss = loss_of(mine, ft.asarray(batch(step, RANK)))
         parameters = optimizer.parameters
-        optimizer.update(fp.data_parallel.average_gradients(ft.grad(loss, parameters), comm, bucket_bytes=600 << 10))
+        optimizer.update(fp.data_parallel.average_gradients(ft.grad(loss, parameters), comm, bucket_bytes=500 << 10))
         fp.realize(loss, mine, optimizer)
         whole = np.concatenate([batch(step, rank) for rank in range(N)])
         loss = loss_of(alone, ft.asarray(whole))
@@ -91,7 +91,7 @@ def test_the_second_step_makes_no_window_and_copies_nothing_in(monkeypatch):
             moved.clear()
         loss = loss_of(layers, ft.asarray(batch(step, RANK)))
         gradients = ft.grad(loss, optimizer.parameters)
-        gradients = fp.data_parallel.average_gradients(gradients, world, bucket_bytes=600 << 10)
+        gradients = fp.data_parallel.average_gradients(gradients, world, bucket_bytes=500 << 10)
         optimizer.update(gradients)
         fp.realize(loss, layers, optimizer)
         gc.collect()
