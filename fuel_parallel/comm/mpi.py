@@ -11,7 +11,7 @@ import numpy as np
 from fuel_parallel.comm.communicator import CommInfo, Communicator, ReduceOp
 from fuel_parallel.comm.node_local import NodeLocalTransport
 from fuel_parallel.comm.shared_reduction import settle
-from fuel_parallel.comm.transport import Host, Pending, Transport, averaged
+from fuel_parallel.comm.transport import Host, Pending, Transport, averaged, filled
 from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
@@ -89,8 +89,8 @@ class MpiTransport(Transport):
         self._mpi = MPI
 
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
-        result = np.empty_like(x) if out is None else out
-        self.comm.Allreduce(self.in_place if out is x else x, result, self.ops[op])
+        result = filled(x, out)
+        self.comm.Allreduce(self.in_place, result, self.ops[op])
         return result
 
     @property
@@ -187,9 +187,9 @@ class MpiReduction(Pending):
     """An MPI_Iallreduce under way."""
 
     def __init__(self, transport: MpiTransport, x: Host, op: ReduceOp, reuse: bool) -> None:
-        self.op, self.ranks, self.input = op, transport.ranks, x
-        self.result = x if reuse else np.empty_like(x)
-        self.request = transport.comm.Iallreduce(transport.in_place if reuse else x, self.result, transport.ops[op])
+        self.op, self.ranks = op, transport.ranks
+        self.result = filled(x, x if reuse else None)
+        self.request = transport.comm.Iallreduce(transport.in_place, self.result, transport.ops[op])
         _reductions.add(self)
 
     def progress(self) -> None:

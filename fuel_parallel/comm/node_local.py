@@ -41,7 +41,7 @@ from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.node_memory import SLOT_BYTES, NodeMemory, memory_of
 from fuel_parallel.comm.shared_reduction import SharedReduction, reduce_into, settle
 from fuel_parallel.comm.thresholds import KINDS, NEVER, least_bytes, read_table
-from fuel_parallel.comm.transport import Done, Host, Pending, Transport, averaged
+from fuel_parallel.comm.transport import Done, Host, Pending, Transport, averaged, filled
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
 from fuel_parallel.partitioning import partition
@@ -212,8 +212,8 @@ class NodeLocalTransport(Transport):
         if x.nbytes < self._shared_from:
             settle()
             # As `plain.all_reduce`, without the call: it would be a twentieth of the time of the smallest.
-            result = np.empty_like(x) if out is None else out
-            self._mpi_all_reduce(self._in_place if out is x else x, result, self._ops[op])
+            result = filled(x, out)
+            self._mpi_all_reduce(self._in_place, result, self._ops[op])
             return result
         nodes = self._nodes or self._find_nodes()
         memory = nodes.memory
@@ -235,8 +235,8 @@ class NodeLocalTransport(Transport):
         """See `Transport.start_all_reduce`. What is reduced in place goes on meanwhile; all else is done at once."""
         if x.nbytes < self._at_once_below:
             settle()
-            result = x if reuse else np.empty_like(x)
-            self._mpi_all_reduce(self._in_place if reuse else x, result, self._ops[op])
+            result = x if reuse else x.copy()
+            self._mpi_all_reduce(self._in_place, result, self._ops[op])
             return Done(result if op is not ReduceOp.AVG else averaged(result, op, self.ranks))
         nodes = self._nodes or self._find_nodes()
         if nodes.memory is None:

@@ -140,6 +140,19 @@ class Transport(ABC):
         return None
 
 
+def filled(x: Host, out: Host | None) -> Host:
+    """`out`, or a new array, with what is in `x`: what an all-reduce of MPI then reduces in place.
+
+    Always in place: MPI wants all ranks to do it alike, and whether memory can be reused is each rank's own affair.
+    Open MPI takes another algorithm for each, and ranks that differ get each other's messages.
+    """
+    if out is None:
+        return x.copy()
+    if out is not x:
+        np.copyto(out, x)
+    return out
+
+
 def averaged(total: Host, op: ReduceOp, ranks: int) -> Host:
     """The total itself, or for AVG divided by the number of ranks, in place."""
     if op is ReduceOp.AVG:

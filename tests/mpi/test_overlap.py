@@ -170,6 +170,16 @@ def test_without_shared_memory_it_is_a_nonblocking_reduction_of_mpi(monkeypatch)
 
 
 @pytest.mark.mpi(min_size=2)
+def test_ranks_may_differ_in_whether_they_give_their_memory_away(comm):
+    """Open MPI reduces in place by another algorithm, from four ranks on."""
+    start = comm.transport.start_all_reduce
+    for round_ in range(2 * N):
+        for size in (100, 30_000, LARGE):
+            x = np.full(size, RANK + 1.0)
+            assert (start(x, ReduceOp.SUM, reuse=round_ % N == RANK).wait() == TOTAL).all()
+
+
+@pytest.mark.mpi(min_size=2)
 def test_more_may_be_under_way_than_can_be_announced_at_once(comm):
     start = comm.transport.start_all_reduce
     pending = [start(np.full(LARGE, float(RANK + k)), ReduceOp.SUM) for k in range(20)]
