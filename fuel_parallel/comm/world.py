@@ -10,7 +10,7 @@ from fuel_parallel import environment, failure
 from fuel_parallel.comm import clock
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.identity import IdentityComm
-from fuel_parallel.comm.mpi import MpiComm, finish_sends
+from fuel_parallel.comm.mpi import MpiComm, finish_requests
 from fuel_parallel.errors import LaunchError
 from fuel_parallel.lazy.effects import run_pending
 
@@ -60,9 +60,9 @@ def _make_world() -> Communicator:
 
 
 def _finish() -> None:
-    """A script that ends well ends its sends, too."""
+    """A script that ends well ends its sends and reductions, too."""
     run_pending()
-    finish_sends()
+    finish_requests()
 
 
 def _mpi_runs_already() -> bool:

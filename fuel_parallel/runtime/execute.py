@@ -82,6 +82,8 @@ class _Run:
     ) -> None:
         self.plan, self.computed, self.spare, self.taken = plan, computed, spare, taken
         self.new_bytes = 0
+        self.buckets: dict[int, Any] = {}
+        self.under_way: dict[int, tuple[Step, Any]] = {}
         self.values = [*leaves, *plan.constants, *[None] * len(plan.steps)]
 
     def run(self) -> list[Any]:
@@ -97,6 +99,8 @@ class _Run:
                     backend = backend_of(device)
                     xp = backend.array_module
                     active.enter_context(backend.running())
+                if step.finishes:
+                    self._finish(step.finishes)
                 arguments = [values[slot] for slot in step.inputs]
                 try:
                     values[step.output] = compute(step, xp, arguments)
@@ -106,6 +110,9 @@ class _Run:
                     raise _failure(step, arguments, self.computed[step.origin], reason) from reason
                 for slot in step.dies:
                     values[slot] = None
+                if self.under_way:
+                    self._progress()
+            self._finish(tuple(self.under_way))
         global _stats
         memory = plan.memory
         planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + self.new_bytes
@@ -117,6 +124,8 @@ class _Run:
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
         op = step.op
         if not step.places:
+            if op.start is not None:
+                return self._start(step, xp, arguments)
             return step.kernel(xp, arguments, *step.attrs) if op.variadic else step.kernel(xp, *arguments, *step.attrs)
         if op is REGION:
             outputs = [self._memory(place) for place in step.places]
@@ -131,7 +140,33 @@ class _Run:
             op.into(xp, out, *arguments, *step.attrs)
         return out
 
+    def _start(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
+        pending = step.op.start(xp, *arguments, *step.attrs, reuse=step.reuses)  # type: ignore[misc]
+        if not step.goes_on:
+            return pending.wait()
+        self.under_way[step.output] = step, pending
+        return None
+
+    def _progress(self) -> None:
+        for _, pending in self.under_way.values():
+            pending.progress()
+
+    def _finish(self, slots: tuple[int, ...]) -> None:
+        """Puts the results of steps that went on where they are read."""
+        for slot in slots:
+            step, pending = self.under_way.pop(slot)
+            try:
+                self.values[slot] = pending.wait()
+            except FuelError:
+                raise
+            except Exception as reason:
+                raise _failure(step, [], self.computed[step.origin], reason) from reason
+            if recorder:
+                recorder.went_on(step)
+
     def _memory(self, place: Place) -> Any:
+        if place.bucket >= 0:
+            return self._in_bucket(place)
         if place.offset >= 0:
             return _arena.view(place)
         if place.leaf in self.spare:
@@ -141,6 +176,15 @@ class _Run:
             return array if array.shape == place.spec.shape else array.reshape(place.spec.shape)
         self.new_bytes += place.spec.nbytes
         return np.empty(place.spec.shape, dtype=place.spec.dtype)
+
+    def _in_bucket(self, place: Place) -> Any:
+        memory = self.buckets.get(place.bucket)
+        if memory is None:
+            bucket = self.plan.memory.buckets[place.bucket]
+            memory = self.buckets[place.bucket] = bucket.allocate()
+            self.new_bytes += bucket.nbytes
+        flat = memory[place.offset : place.offset + place.spec.nbytes]
+        return flat.view(place.spec.dtype).reshape(place.spec.shape)
 
 
 def _failure(step: Step, arguments: list[Any], node: Node, reason: Exception) -> RealizeError:

@@ -225,7 +225,7 @@ def test_the_cache_is_bounded():
 
 def test_passes_are_switched_by_name(monkeypatch):
     monkeypatch.setenv(passes.VARIABLE, "-fusion, -cse")
-    assert passes.enabled() == ("expand", "fold", "algebra")
+    assert passes.enabled() == ("expand", "fold", "algebra", "overlap")
     monkeypatch.setenv(passes.VARIABLE, "none")
     assert passes.enabled() == ()
     monkeypatch.setenv(passes.VARIABLE, "-fussion")
