@@ -29,7 +29,7 @@ from fuel_parallel.comm.node_memory import ANNOUNCED_AT_ONCE, BY_MPI, NOWHERE, N
 from fuel_parallel.comm.transport import Host, Pending, Transport, averaged
 from fuel_parallel.partitioning import partition
 
-BLOCK_BYTES = 512 << 10
+BLOCK_BYTES = 1 << 20
 """Arrays are reduced in blocks of this size: large enough that calls do not count, small enough to stay in cache."""
 
 UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
