@@ -3,6 +3,7 @@
 #   make demo          trains a small GPT on two ranks
 #   make test          unit tests, MPI tests on 1 to 4 ranks (Open MPI), doctests
 #   make test-mpich    the MPI tests under MPICH, in an environment of its own
+#   make stress        what takes too long for every change: all tests of the runtime with each pass switched off
 #   make lint types    ruff; mypy on the installed package
 #   make docs          the documentation, into docs/_build/html
 #   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)
@@ -36,7 +37,12 @@ OPENMPI_OPTIONS := --map-by slot:OVERSUBSCRIBE --bind-to none --mca mpi_yield_wh
 # Open MPI gives rank 0 a terminal even where there is none.
 PYTEST_OPTIONS := $(if $(CI),--color=no) $(PYTEST_ARGS)
 
-.PHONY: demo test test-mpich lint types docs bench clean help
+# What depends on the passes; the short form runs with every change, with all of them off.
+SHORT_PASSES_TESTS := tests/runtime --ignore tests/runtime/codegen tests/test_optim.py tests/test_layers.py tests/test_module.py
+PASSES_TESTS := $(SHORT_PASSES_TESTS) tests/lazy tests/examples
+PASSES = $(shell $(VENV)/bin/python -c 'from fuel_parallel.runtime import passes; print(*passes.PASSES)')
+
+.PHONY: demo test test-mpich stress lint types docs bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -59,6 +65,7 @@ demo: $(VENV)/demo.stamp
 test: $(VENV)/test.stamp
 	@$(begin_parts); \
 	part "unit tests" $(VENV)/bin/python -m pytest tests --ignore tests/mpi --ignore tests/test_doctests.py $(PYTEST_OPTIONS); \
+	part "unit tests of plans, all passes off" env FUEL_PASSES=none $(VENV)/bin/python -m pytest $(SHORT_PASSES_TESTS) $(PYTEST_OPTIONS); \
 	for n in $(RANKS); do part "MPI tests, Open MPI, $$n ranks" on_ranks $(VENV) $$n $(OPENMPI_OPTIONS); done; \
 	part "doctests" $(VENV)/bin/python -m pytest tests/test_doctests.py $(PYTEST_OPTIONS); \
 	report
@@ -67,6 +74,14 @@ test-mpich: $(MPICH_VENV)/test.stamp
 	@$(begin_parts); \
 	for n in $(RANKS); do part "MPI tests, MPICH, $$n ranks" on_ranks $(MPICH_VENV) $$n; done; \
 	report
+
+stress: $(VENV)/test.stamp
+	@$(begin_parts); \
+	for passes in none $(addprefix -,$(PASSES)); do \
+	    export FUEL_PASSES=$$passes; \
+	    part "unit tests, FUEL_PASSES=$$passes" $(VENV)/bin/python -m pytest $(PASSES_TESTS) $(PYTEST_OPTIONS); \
+	    part "MPI tests, 2 ranks, FUEL_PASSES=$$passes" on_ranks $(VENV) 2 $(OPENMPI_OPTIONS); \
+	done; report
 
 lint: $(VENV)/dev.stamp
 	@$(begin_parts); \

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.errors import ArgumentError, ShapeError
+from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.ops import creation, elementwise
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter, Variable
@@ -110,11 +111,17 @@ class AdamW(Optimizer):
         self.step.assign(self.step + 1)
         correction = elementwise.sqrt(1 - second**self.step)
         step_size = self._lr * correction / (1 - first**self.step)
-        eps = self.eps * correction
         decay = 1 - self._lr * self.weight_decay
+        scalars = (first, 1 - first, second, 1 - second, self.eps * correction, step_size, decay)
+        # Made once for each dtype: a model has many parameters, and each scalar would be a node for each of them.
+        made = {dtype: [_scalar(s, dtype) for s in scalars] for dtype in {p.dtype for p in self.parameters}}
         for p, m, v, g in zip(self.parameters, self.means, self.squares, gradients, strict=True):
-            m.assign(m * first + g * (1 - first))
-            v.assign(v * second + elementwise.square(g) * (1 - second))
+            b1, one_less_b1, b2, one_less_b2, eps, step, kept = made[p.dtype]
+            m.assign(m * b1 + g * one_less_b1)
+            v.assign(v * b2 + elementwise.square(g) * one_less_b2)
             # The bias corrections are scalars here, so that no pass over the parameters is spent on them.
-            moved = m / (elementwise.sqrt(v) + creation.astype(eps, p.dtype)) * creation.astype(step_size, p.dtype)
-            p.assign(p * creation.astype(decay, p.dtype) - moved)
+            p.assign(p * kept - m / (elementwise.sqrt(v) + eps) * step)
+
+
+def _scalar(value: float | Tensor, dtype: DType) -> Tensor:
+    return creation.astype(value, dtype) if isinstance(value, Tensor) else creation.full((), value, dtype=dtype)

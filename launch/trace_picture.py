@@ -48,7 +48,7 @@ def draw(trace: Trace) -> str:
             lines.append(f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end" fill="#64748b">{name}</text>')
         events = [e for e in trace.traceEvents if e.pid == rank and e.ph == "X" and e.end > begin and e.ts < end]
         for event in sorted(events, key=lambda e: (e.cat == "wait", e.ts)):
-            lines += _box(event, begin, end, top + event.tid * _ROW)
+            lines += _box(event, begin, end, top + min(event.tid, len(_TRACKS) - 1) * _ROW)
     lines += _axis((end - begin) / 1000, _TOP - 8)
     lines += _legend(height - 18)
     return "\n".join([*lines, "</svg>"]) + "\n"

@@ -167,23 +167,34 @@ def merged(parts: Sequence[Trace]) -> Trace:
 
 
 def _waits(events: Iterable[Event]) -> list[Event]:
-    """From the moment a rank comes to a collective until the last one does. A guess where ranks come at other times."""
+    """From the moment a rank comes to a collective until the last one does. A guess where ranks come at other times.
+
+    While a rank computes it does not wait, even with a collective under way: its wait begins after its last kernel.
+    """
     meetings: dict[tuple[str, int], list[Event]] = defaultdict(list)
-    for event in events:
-        if event.cat == "collective" and event.name not in POINT_TO_POINT:
+    kernels: dict[int, list[Event]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: event.ts):
+        if event.cat == "kernel":
+            kernels[event.pid].append(event)
+        elif event.cat == "collective" and event.name not in POINT_TO_POINT:
             meetings[event.args["comm"], event.args["turn"]].append(event)
     waits = []
     for together in meetings.values():
         last = max(together, key=lambda event: event.ts)
         for event in together:
             until = min(last.ts, event.end)
-            if until > event.ts:
-                args = {"for_rank": last.pid, "collective": event.name}
-                took = round(until - event.ts, 3)
-                waits.append(
-                    Event(f"wait for rank {last.pid}", "X", event.pid, event.tid, "wait", event.ts, took, args)
-                )
+            begin = max(event.ts, _end_of_last(kernels[event.pid], until))
+            if until > begin:
+                args = {"for_rank": last.pid, "collective": event.name, "since": event.ts}
+                took = round(until - begin, 3)
+                waits.append(Event(f"wait for rank {last.pid}", "X", event.pid, event.tid, "wait", begin, took, args))
     return waits
+
+
+def _end_of_last(kernels: list[Event], until: float) -> float:
+    """When the last kernel ended that began before a moment; a rank runs one after the other."""
+    before = bisect.bisect_left(kernels, until, key=lambda event: event.ts)
+    return kernels[before - 1].end if before else 0.0
 
 
 # The summary.
@@ -369,6 +380,6 @@ def _collective_times(events: Iterable[Event]) -> list[CollectiveTime]:
             entry.mib += event.args.get("bytes", 0) / 2**20
             inside[event.pid, event.ts] = entry
     for event in waits:
-        if (met := inside.get((event.pid, event.ts))) is not None:
+        if (met := inside.get((event.pid, event.args.get("since", event.ts)))) is not None:
             met.wait_ms += event.dur / 1000
     return sorted(found.values(), key=lambda entry: -entry.ms)

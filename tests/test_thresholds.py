@@ -11,12 +11,17 @@ from fuel_parallel.comm import thresholds
 from fuel_parallel.comm.thresholds import NEVER, CollectiveTable, Row, least_bytes, read_table, write_table
 from fuel_parallel.errors import DataError
 
+
+def row(ranks, **least):
+    return Row(ranks=ranks, **{**dict.fromkeys(thresholds.KINDS, NEVER), **least})
+
+
 TABLE = CollectiveTable(
     machine="here",
     mpi="this one",
     rows=(
-        Row(ranks=2, all_reduce=10, reduce_scatter=20, all_gather=30, broadcast=40),
-        Row(ranks=8, all_reduce=100, reduce_scatter=200, all_gather=300, broadcast=NEVER),
+        row(ranks=2, all_reduce_in_place=10, reduce_scatter=20, all_gather=30, broadcast=40),
+        row(ranks=8, all_reduce_in_place=100, reduce_scatter=200, all_gather=300, broadcast=NEVER),
     ),
 )
 
@@ -24,8 +29,8 @@ TABLE = CollectiveTable(
 @pytest.mark.parametrize(
     ("kind", "ranks", "expected"),
     [
-        ("all_reduce", 2, 10),
-        ("all_reduce", 3, 100),
+        ("all_reduce_in_place", 2, 10),
+        ("all_reduce_in_place", 3, 100),
         ("reduce_scatter", 8, 200),
         ("all_gather", 64, 300),  # beyond the last row
         ("broadcast", 1, 40),
@@ -37,7 +42,7 @@ def test_the_first_row_with_enough_ranks_holds(kind, ranks, expected):
 
 
 def test_an_empty_table_leaves_everything_to_mpi():
-    assert least_bytes(CollectiveTable(machine="", mpi="", rows=()), "all_reduce", 2) == NEVER
+    assert least_bytes(CollectiveTable(machine="", mpi="", rows=()), "all_reduce_in_place", 2) == NEVER
 
 
 def test_what_is_written_is_read(tmp_path, monkeypatch):
@@ -54,11 +59,10 @@ def test_what_is_written_is_read(tmp_path, monkeypatch):
     [
         ("", "is not a table of collectives: Input data was truncated"),
         ("\xff", "is not a table of collectives"),
-        ('{"machine": "m", "mpi": "x", "rows": [{"ranks": 2}]}', "missing required field `all_reduce`"),
+        ('{"machine": "m", "mpi": "x", "rows": [{"ranks": 2}]}', "missing required field `all_reduce_handed_in`"),
         ('{"machine": "m", "mpi": "x", "rows": [], "more": 1}', "unknown field `more`"),
         (
-            '{"machine": "m", "mpi": "x", "rows": [{"ranks": 2, "all_reduce": "1", "reduce_scatter": 1, '
-            '"all_gather": 1, "broadcast": 1}]}',
+            '{"machine": "m", "mpi": "x", "rows": [{"ranks": 2, "all_reduce_handed_in": "1"}]}',
             "Expected `int`, got `str`",
         ),
     ],

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
+from fuel_parallel.comm.transport import Pending, Then, averaged
 from fuel_parallel.errors import GradientError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
@@ -46,20 +47,38 @@ def _on_host(run: Callable[..., Any]) -> Callable[..., Any]:
 def _reducible(x: Host, op: ReduceOp, world_size: int, run: Callable[[Host, ReduceOp], Host]) -> Host:
     """Reduces with `run`, which knows SUM, PRODUCT, MIN and MAX of plain numbers only."""
     if x.dtype == np.bool_:
-        as_bytes = ReduceOp.MAX if op in (ReduceOp.SUM, ReduceOp.MAX) else ReduceOp.MIN
-        return run(x.view(np.uint8), as_bytes).view(np.bool_)
+        return run(x.view(np.uint8), _as_bytes(op)).view(np.bool_)
     wide = x.astype(np.float32) if dtypes.is_half(x.dtype) else x
     result = run(wide, ReduceOp.SUM if op is ReduceOp.AVG else op)
-    if op is ReduceOp.AVG:
-        np.divide(result, result.dtype.type(world_size), out=result)
-    return result.astype(x.dtype, copy=False)
+    return averaged(result, op, world_size).astype(x.dtype, copy=False)
+
+
+def _as_bytes(op: ReduceOp) -> ReduceOp:
+    """The reduction of bools as the bytes that they are."""
+    return ReduceOp.MAX if op in (ReduceOp.SUM, ReduceOp.MAX) else ReduceOp.MIN
 
 
 # Reductions.
 
 
-def _all_reduce_kernel(x: Host, comm: Communicator, op: ReduceOp, replicated: bool) -> Host:
-    return _reducible(x, op, comm.world_size, comm.transport.all_reduce)
+def _start_all_reduce(xp: Any, x: Any, comm: Communicator, op: ReduceOp, replicated: bool, *, reuse: bool) -> Pending:
+    on_host = isinstance(x, np.ndarray | np.generic)
+    if isinstance(x, np.ndarray) and x.flags.c_contiguous:
+        host = x
+    else:
+        host, reuse = np.ascontiguousarray(x if on_host else x.get()).reshape(x.shape), True
+    start = comm.transport.start_all_reduce
+    if host.dtype == np.bool_:
+        pending: Pending = Then(start(host.view(np.uint8), _as_bytes(op)), lambda total: total.view(np.bool_))
+    elif dtypes.is_half(host.dtype):
+        pending = Then(start(host.astype(np.float32), op, reuse=True), lambda total: total.astype(host.dtype))
+    else:
+        pending = start(host, op, reuse=reuse)
+    return pending if on_host else Then(pending, xp.asarray)
+
+
+def _all_reduce_kernel(xp: Any, x: Any, *attrs: Any) -> Any:
+    return _start_all_reduce(xp, x, *attrs, reuse=False).wait()
 
 
 def _all_reduce_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, replicated: bool) -> Tensor:
@@ -85,7 +104,8 @@ ALL_REDUCE = define(
     Op(
         "all_reduce",
         infer=lambda x, comm, op, replicated: x,
-        kernel=_on_host(_all_reduce_kernel),
+        kernel=_all_reduce_kernel,
+        start=_start_all_reduce,
         vjp=(_all_reduce_vjp,),
         crosses_ranks=True,
         aliases=False,

@@ -12,7 +12,8 @@ from fuel_parallel.comm.communicator import CommInfo, Communicator, ReduceOp
 from fuel_parallel.comm.entries import SPLIT
 from fuel_parallel.comm.guard import Guard
 from fuel_parallel.comm.node_local import NodeLocalTransport
-from fuel_parallel.comm.transport import Host, Transport
+from fuel_parallel.comm.shared_reduction import settle
+from fuel_parallel.comm.transport import Host, Pending, Transport, averaged, filled
 from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
@@ -21,12 +22,21 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+NONBLOCKING_BYTES = 64 << 10
+"""From this size on a plan's all-reduce is an MPI_Iallreduce; below, there is less to hide than it costs."""
+
 _in_flight: list[tuple[MPI.Request, Host]] = []
 """Sends that are not known to be through, with the memory they read from."""
 
+_reductions: set[MpiReduction] = set()
+"""All-reduces that were started and not waited for: a plan that failed leaves some, and MPI still has their memory."""
 
-def finish_sends() -> None:
-    """Waits until all sends are through; MPI must not be finalized before."""
+
+def finish_requests() -> None:
+    """Waits until all that was started is through; MPI must not be finalized before."""
+    settle()
+    for reduction in list(_reductions):
+        reduction.wait()
     for request, _ in _in_flight:
         request.Wait()
     _in_flight.clear()
@@ -55,6 +65,7 @@ class MpiComm(Communicator):
         from mpi4py import MPI
 
         number = next(self._splits)
+        settle()
         with self.together(SPLIT):
             part = self._mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if part == MPI.COMM_NULL:
@@ -71,8 +82,10 @@ class MpiTransport(Transport):
         from mpi4py import MPI
 
         self.comm = comm
+        self.nonblocking_from = NONBLOCKING_BYTES
         self.ops = {
             ReduceOp.SUM: MPI.SUM,
+            ReduceOp.AVG: MPI.SUM,  # divided afterwards
             ReduceOp.PRODUCT: MPI.PROD,
             ReduceOp.MIN: MPI.MIN,
             ReduceOp.MAX: MPI.MAX,
@@ -81,9 +94,20 @@ class MpiTransport(Transport):
         self._mpi = MPI
 
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
-        result = np.empty_like(x) if out is None else out
-        self.comm.Allreduce(self.in_place if out is x else x, result, self.ops[op])
+        result = filled(x, out)
+        self.comm.Allreduce(self.in_place, result, self.ops[op])
         return result
+
+    @property
+    def ranks(self) -> int:
+        return self.comm.size
+
+    def start_all_reduce(self, x: Host, op: ReduceOp, *, reuse: bool = False) -> Pending:
+        # By the size alone, and not by whether there is anything to do meanwhile: a blocking all-reduce on one rank
+        # and a non-blocking one on another would not be the same operation to MPI.
+        if x.nbytes < self.nonblocking_from:
+            return super().start_all_reduce(x, op, reuse=reuse)
+        return MpiReduction(self, x, op, reuse)
 
     def reduce(self, x: Host, op: ReduceOp, root: int) -> Host | None:
         result = np.empty_like(x) if self.comm.rank == root else None
@@ -162,3 +186,21 @@ class MpiTransport(Transport):
         width = min(x.dtype.itemsize, 8)
         kinds = {1: self._mpi.UINT8_T, 2: self._mpi.UINT16_T, 4: self._mpi.UINT32_T, 8: self._mpi.UINT64_T}
         return [flat.view(f"u{width}"), kinds[width]]
+
+
+class MpiReduction(Pending):
+    """An MPI_Iallreduce under way."""
+
+    def __init__(self, transport: MpiTransport, x: Host, op: ReduceOp, reuse: bool) -> None:
+        self.op, self.ranks = op, transport.ranks
+        self.result = filled(x, x if reuse else None)
+        self.request = transport.comm.Iallreduce(transport.in_place, self.result, transport.ops[op])
+        _reductions.add(self)
+
+    def progress(self) -> None:
+        self.request.Test()
+
+    def wait(self) -> Host:
+        self.request.Wait()
+        _reductions.discard(self)
+        return averaged(self.result, self.op, self.ranks)

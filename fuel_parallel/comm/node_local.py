@@ -5,19 +5,19 @@ follows from kind, size, dtype, op and the place of the ranks only, so that all 
 judged is in `thresholds`; the memory is in `node_memory`.
 
 **Within a node** an array is cut into one *section* for each rank, and a rank reduces its own section, over the arrays
-of all ranks in the order of ranks: an element is computed once, so all ranks get the same bits. Large arrays go piece
-by piece, so that what passes through shared memory stays in cache:
+of all ranks in the order of ranks: an element is computed once, so all ranks get the same bits.
 
-    turn      t                t+1               t+2
-    piece i   handed in        reduced           collected
-    piece i+1                  handed in         reduced
+- *All-reduce* happens in place in shared memory: each rank reduces its section of all arrays into all arrays. Arrays
+  that are not born there are moved there first. It can go on while other work is done: see `shared_reduction`.
+- *Small all-reduces* of two ranks: each hands in a copy and reduces all of it, so that one `meet` is enough.
+- *The others* go piece by piece, so that what passes through shared memory stays in cache:
 
-with one `meet` between two turns. Pieces of even and odd turns have memory of their own: a rank that is ahead writes
-where nobody reads any more. Between two ranks, arrays of up to one slot are handed in whole, and each rank reduces all
-of it: one `meet` is enough.
+      turn      t                t+1
+      piece i   handed in        reduced
+      piece i+1                  handed in
 
-**Born in the window.** `allocate` gives memory that the other ranks see. An all-reduce in place of arrays that lie
-there on all ranks copies nothing in and nothing out: each rank reduces its section of all arrays into all arrays.
+  with one `meet` between two turns. Pieces of even and odd turns have memory of their own: a rank that is ahead writes
+  where nobody reads any more.
 
 **Across nodes** (with equally many ranks on each) all-reduce is a reduce-scatter inside, an all-reduce of each section
 across, by MPI, and an all-gather inside. Broadcast goes across once for each node. Everything else is MPI's.
@@ -31,8 +31,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +39,9 @@ import numpy as np
 
 from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.node_memory import SLOT_BYTES, NodeMemory, memory_of
+from fuel_parallel.comm.shared_reduction import SharedReduction, reduce_into, settle
 from fuel_parallel.comm.thresholds import KINDS, NEVER, least_bytes, read_table
-from fuel_parallel.comm.transport import Host, Transport
+from fuel_parallel.comm.transport import Done, Host, Pending, Transport, averaged, filled
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
 from fuel_parallel.partitioning import partition
@@ -54,43 +54,15 @@ if TYPE_CHECKING:
 FLOOR = 1 << 10
 """Below this many bytes MPI is faster everywhere, and nothing is asked."""
 
-BLOCK_BYTES = 512 << 10
-"""Arrays are reduced in blocks of this size: large enough that calls do not count, small enough to stay in cache."""
-
 SMALL_BYTES = 64 << 10
-"""Up to this size looking where an array lies costs more than copying it."""
-
-FEW_RANKS = 2
-"""Up to so many ranks it is less work to reduce all of an array oneself than to hand results around."""
-
-UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.PRODUCT: np.multiply,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
-}
+"""Up to this size two ranks hand in copies of their arrays and each reduces all of it: less to agree on."""
 
 
 # The collectives of one node. Arrays are flat.
 
 
-def all_reduce(memory: NodeMemory, x: Host, op: ReduceOp, result: Host) -> None:
-    """The reduction of all ranks' arrays; `result` may be `x`."""
-    if memory.ranks > FEW_RANKS or x.nbytes > SLOT_BYTES or not _same_bits_everywhere(op, x.dtype):
-        _reduce(_Sections(memory, x, result, op, partition(x.size, memory.ranks)))
-    elif x.nbytes > SMALL_BYTES:
-        _reduce(_Whole(memory, x, result, op))
-    else:
-        _all_reduce_small(memory, x, op, result)
-
-
-def reduce_scatter(memory: NodeMemory, x: Host, op: ReduceOp, sections: list[range], result: Host) -> None:
-    """`result` is my section of the reduction; the sections cover the array one after the other."""
-    _reduce(_Scattered(memory, x, result, op, sections))
-
-
-def _all_reduce_small(memory: NodeMemory, x: Host, op: ReduceOp, result: Host) -> None:
-    """What `_Whole` does with a single piece, with less ado."""
+def all_reduce_small(memory: NodeMemory, x: Host, op: ReduceOp, result: Host) -> None:
+    """The reduction of all ranks' arrays, all of it on each rank; `result` may be `x`."""
     size = x.size
     slots = memory.slots(x.dtype)[memory.turn % 2]
     slots[memory.rank][:size] = x
@@ -98,126 +70,45 @@ def _all_reduce_small(memory: NodeMemory, x: Host, op: ReduceOp, result: Host) -
     reduce_into(result, [slot[:size] for slot in slots], op)
 
 
-def _reduce(way: _Way) -> None:
-    """Takes all pieces through their turns. Where an array lies in shared memory is known after the first meeting."""
-    memory, x = way.memory, way.x
-    inside = memory.has_allocations and memory.publish(x, in_place=way.in_place)
+def reduce_scatter(memory: NodeMemory, x: Host, op: ReduceOp, sections: list[range], result: Host) -> None:
+    """`result` is my section of the reduction; the sections cover the array one after the other.
+
+    Where an array lies in shared memory is known after the first meeting; it is then not handed in, but read there.
+    """
+    way = _Scattered(memory, x, result, op, sections)
+    inside = memory.has_windows and memory.publish(x)
     if not inside:
         way.hand_in(0)
     memory.meet()
-    if memory.has_allocations:
-        way.inputs, in_place = memory.published(x.size, x.dtype)
-        if in_place:
-            inputs = [array for array in way.inputs if array is not None]
-            _reduce_in_place(memory, inputs, way.op)
-            return
-    for turn in range(1, way.turns):
+    if memory.has_windows:
+        way.inputs = memory.published(x.size, x.dtype)
+    for turn in range(1, way.count + 1):
         if turn < way.count and not inside:
             way.hand_in(turn)
-        if turn <= way.count:
-            way.reduce(turn - 1)
-        if turn >= 2:
-            way.collect(turn - 2)
-        if turn < way.turns - 1:
+        way.reduce(turn - 1)
+        if turn < way.count:
             memory.meet()
-    if way.reads_inputs_last and any(array is not None for array in way.inputs):
+    if any(array is not None for array in way.inputs):
         memory.meet()  # before that, who owns such an array may not write into it
-    way.finish()
 
 
-def _reduce_in_place(memory: NodeMemory, inputs: Sequence[Host], op: ReduceOp) -> None:
-    """All-reduce of arrays in shared memory, into themselves. The ranks have met, and meet once more."""
-    mine = partition(inputs[0].size, memory.ranks)[memory.rank]
-    step = max(BLOCK_BYTES // inputs[0].itemsize, 1)
-    for start in range(mine.start, mine.stop, step):
-        block = slice(start, min(start + step, mine.stop))
-        first, *others = [x[block] for x in inputs]
-        reduce_into(first, [first, *others], op)
-        for other in others:
-            other[...] = first
-    memory.meet()
-
-
-class _Way(ABC):
+class _Scattered:
     """How the pieces of an array go through shared memory; each method is for one piece, in its turn.
 
-    `inputs[r]` is the array of rank r where that lies in shared memory; None where it is handed in.
+    Each rank hands in the sections of the others, and reduces its own: `result` is that section. `inputs[r]` is the
+    array of rank r where that lies in shared memory; None where it is handed in.
     """
 
-    count: int
-    reads_inputs_last = True
-
-    def __init__(self, memory: NodeMemory, x: Host, result: Host, op: ReduceOp) -> None:
+    def __init__(self, memory: NodeMemory, x: Host, result: Host, op: ReduceOp, sections: list[range]) -> None:
         self.memory, self.x, self.result, self.op = memory, x, result, op
         self.slots = memory.slots(x.dtype)
         self.inputs: list[Host | None] = [None] * memory.ranks
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the result is to be where the input is."""
-        return False
-
-    @property
-    def turns(self) -> int:
-        """How many turns it takes."""
-        return self.count + 1
-
-    @abstractmethod
-    def hand_in(self, piece: int) -> None:
-        """Copies what others need to where they find it."""
-
-    @abstractmethod
-    def reduce(self, piece: int) -> None:
-        """Reduces what was handed in the turn before."""
-
-    def collect(self, piece: int) -> None:  # noqa: B027
-        """Copies what others reduced the turn before; nothing, where each rank reduces for itself."""
-
-    def finish(self) -> None:  # noqa: B027
-        """After the last turn, when nobody reads any more."""
-
-
-class _Whole(_Way):
-    """Each rank hands in all of its array, in one piece, and reduces all of it."""
-
-    count = 1
-    later: Host | None = None
-
-    @property
-    def in_place(self) -> bool:
-        return _same_place(self.x, self.result)
-
-    def hand_in(self, piece: int) -> None:
-        self.slots[self.memory.turn % 2][self.memory.rank][: self.x.size] = self.x
-
-    def reduce(self, piece: int) -> None:
-        slots = self.slots[(self.memory.turn - 1) % 2]
-        arrays = [
-            slot[: self.x.size] if array is None else array for slot, array in zip(slots, self.inputs, strict=True)
-        ]
-        if self.in_place and self.inputs[self.memory.rank] is not None:
-            self.later = np.empty_like(self.x)  # others are reading what the result is to replace
-        reduce_into(self.result if self.later is None else self.later, arrays, self.op)
-
-    def finish(self) -> None:
-        if self.later is not None:
-            self.result[...] = self.later
-
-
-class _Scattered(_Way):
-    """Each rank hands in the sections of the others, and reduces its own: `result` is that section."""
-
-    def __init__(self, memory: NodeMemory, x: Host, result: Host, op: ReduceOp, sections: list[range]) -> None:
-        super().__init__(memory, x, result, op)
         self.sections = sections
         self.step = memory.piece_bytes // x.itemsize
         self.count = -(-max(map(len, sections)) // self.step)
-        self.own = result
-        self.results = memory.results(x.dtype)
-        # The sum of the ranks before me must not be written over my own array: not straight to `result`, then.
-        self.detour = memory.rank >= 2 and np.may_share_memory(x, result)
 
     def hand_in(self, piece: int) -> None:
+        """Copies what others need to where they find it."""
         slot = self.slots[self.memory.turn % 2][self.memory.rank]
         for rank in _others(self.memory):
             start, stop = _bounds(self.sections[rank], self.step, piece)
@@ -225,6 +116,7 @@ class _Scattered(_Way):
             slot[place : place + stop - start] = self.x[start:stop]
 
     def reduce(self, piece: int) -> None:
+        """Reduces what was handed in the turn before."""
         mine = self.memory.rank
         section = self.sections[mine]
         start, stop = _bounds(section, self.step, piece)
@@ -235,39 +127,7 @@ class _Scattered(_Way):
             for slot, array in zip(slots, self.inputs, strict=True)
         ]
         arrays[mine] = self.x[start:stop]
-        own = self.own[start - section.start : stop - section.start]
-        if self.detour:
-            reduced = self.results[self.memory.turn % 2][mine][: own.size]
-            reduce_into(reduced, arrays, self.op)
-            own[...] = reduced
-        else:
-            reduce_into(own, arrays, self.op)
-
-
-class _Sections(_Scattered):
-    """As `_Scattered`, and each rank collects what the others have reduced: `result` is all of it."""
-
-    reads_inputs_last = False
-
-    def __init__(self, memory: NodeMemory, x: Host, result: Host, op: ReduceOp, sections: list[range]) -> None:
-        super().__init__(memory, x, result, op, sections)
-        mine = sections[memory.rank]
-        self.own = result[mine.start : mine.stop]
-        self.detour = True  # for the others find it there
-
-    @property
-    def in_place(self) -> bool:
-        return _same_place(self.x, self.result)
-
-    @property
-    def turns(self) -> int:
-        return self.count + 2
-
-    def collect(self, piece: int) -> None:
-        reduced = self.results[(self.memory.turn - 1) % 2]
-        for rank in _others(self.memory):
-            start, stop = _bounds(self.sections[rank], self.step, piece)
-            self.result[start:stop] = reduced[rank][: stop - start]
+        reduce_into(self.result[start - section.start : stop - section.start], arrays, self.op)
 
 
 def all_gather(memory: NodeMemory, x: Host, sections: list[range], result: Host) -> None:
@@ -304,24 +164,6 @@ def broadcast(memory: NodeMemory, x: Host, root: int) -> None:
             piece[...] = memory.slots(x.dtype)[(memory.turn - 1) % 2][root][: piece.size]
         if turn < count:
             memory.meet()
-
-
-def reduce_into(result: Host, arrays: Sequence[Host], op: ReduceOp) -> None:
-    """Reduces arrays in their order, block by block, so that each passes memory once. `result` may be the first."""
-    ufunc = UFUNCS[op]
-    first, second, *rest = arrays
-    step = max(BLOCK_BYTES // first.itemsize, 1)
-    if first.size <= step:
-        ufunc(first, second, out=result)
-        for array in rest:
-            ufunc(result, array, out=result)
-        return
-    for start in range(0, first.size, step):
-        block = slice(start, start + step)
-        out = result[block]
-        ufunc(first[block], second[block], out=out)
-        for array in rest:
-            ufunc(out, array[block], out=out)
 
 
 def _same_place(x: Host, y: Host) -> bool:
@@ -362,30 +204,74 @@ class NodeLocalTransport(Transport):
     def __init__(self, plain: MpiTransport) -> None:
         self.plain = plain
         self._nodes: _Nodes | None = None
-        self._least = dict.fromkeys(KINDS, FLOOR)  # until it is known how the ranks lie on nodes
+        self.use_thresholds(dict.fromkeys(KINDS, FLOOR))  # until it is known how the ranks lie on nodes
         self._in_place, self._ops, self._mpi_all_reduce = plain.in_place, plain.ops, plain.comm.Allreduce
 
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
         """See `Transport.all_reduce`."""
-        if x.nbytes < self._least["all_reduce"]:
+        if x.nbytes < self._shared_from:
+            settle()
             # As `plain.all_reduce`, without the call: it would be a twentieth of the time of the smallest.
-            result = np.empty_like(x) if out is None else out
-            self._mpi_all_reduce(self._in_place if out is x else x, result, self._ops[op])
+            result = filled(x, out)
+            self._mpi_all_reduce(self._in_place, result, self._ops[op])
             return result
         nodes = self._nodes or self._find_nodes()
         memory = nodes.memory
-        if memory is None or x.nbytes < self._least["all_reduce"]:
-            return self.plain.all_reduce(x, op, out)
-        result = np.empty_like(x) if out is None else out
-        flat, flat_result = x.reshape(-1), result.reshape(-1)
-        if nodes.across is not None:
-            self._all_reduce_across(memory, nodes.across, flat, op, flat_result)
-        else:
-            all_reduce(memory, flat, op, flat_result)
-        return result
+        copies = x.nbytes >= self._copied
+        if memory is not None and self._is_in_place(nodes, x, op) and (out is None or out is x or copies):
+            return SharedReduction(memory, self.plain, x, op, reuse=out is x, out=out, copied=self._copied).wait()
+        settle()
+        if memory is not None and nodes.across is not None and x.nbytes >= self._least["all_reduce_in_place"]:
+            result = np.empty_like(x) if out is None else out
+            self._all_reduce_across(memory, nodes.across, x.reshape(-1), op, result.reshape(-1))
+            return result
+        if memory is not None and self._is_handed_in(nodes, x, op):
+            result = np.empty_like(x) if out is None else out
+            all_reduce_small(memory, x.reshape(-1), op, result.reshape(-1))
+            return result
+        return self.plain.all_reduce(x, op, out)
+
+    def start_all_reduce(self, x: Host, op: ReduceOp, *, reuse: bool = False) -> Pending:
+        """See `Transport.start_all_reduce`. What is reduced in place goes on meanwhile; all else is done at once."""
+        if x.nbytes < self._at_once_below:
+            settle()
+            result = x if reuse else x.copy()
+            self._mpi_all_reduce(self._in_place, result, self._ops[op])
+            return Done(result if op is not ReduceOp.AVG else averaged(result, op, self.ranks))
+        nodes = self._nodes or self._find_nodes()
+        if nodes.memory is None:
+            return self.plain.start_all_reduce(x, op, reuse=reuse)
+        if self._is_in_place(nodes, x, op):
+            return SharedReduction(nodes.memory, self.plain, x, op, reuse=reuse)
+        return super().start_all_reduce(x, op, reuse=reuse)
+
+    def _is_in_place(self, nodes: _Nodes, x: Host, op: ReduceOp) -> bool:
+        large = nodes.across is None and x.nbytes >= self._least["all_reduce_in_place"]
+        return large and not self._is_handed_in(nodes, x, op)
+
+    def _is_handed_in(self, nodes: _Nodes, x: Host, op: ReduceOp) -> bool:
+        return (
+            self._least["all_reduce_handed_in"] <= x.nbytes <= SMALL_BYTES
+            and len(nodes.local_ranks) == 2
+            and nodes.across is None
+            and _same_bits_everywhere(op, x.dtype)
+        )
+
+    @property
+    def ranks(self) -> int:
+        """See `Transport.ranks`."""
+        return self.plain.ranks
+
+    def borrow(self, nbytes: int) -> Host | None:
+        """See `Transport.borrow`."""
+        nodes = self._nodes
+        if nodes is None or nodes.memory is None or nodes.across is not None:
+            return None
+        return nodes.memory.borrow(nbytes) if nbytes >= self._least["all_reduce_in_place"] else None
 
     def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
         """See `Transport.reduce_scatter`."""
+        settle()
         memory = self._one_node("reduce_scatter", x.nbytes)
         if memory is None:
             return self.plain.reduce_scatter(x, op, rows)
@@ -395,6 +281,7 @@ class NodeLocalTransport(Transport):
 
     def all_gather(self, x: Host, rows: Sequence[int]) -> Host:
         """See `Transport.all_gather`."""
+        settle()
         total = sum(rows)
         # Not from my own bytes: a rank without rows must come to the same number.
         nbytes = total * x.itemsize * math.prod(x.shape[1:])
@@ -407,6 +294,7 @@ class NodeLocalTransport(Transport):
 
     def broadcast(self, x: Host, root: int) -> Host:
         """See `Transport.broadcast`."""
+        settle()
         if x.nbytes < self._least["broadcast"]:
             return self.plain.broadcast(x, root)
         nodes = self._nodes or self._find_nodes()
@@ -422,6 +310,7 @@ class NodeLocalTransport(Transport):
 
     def allocate(self, nbytes: int) -> Host | None:
         """See `Transport.allocate`."""
+        settle()
         memory = self._find_nodes().memory
         return None if memory is None else memory.allocate(nbytes)
 
@@ -429,14 +318,17 @@ class NodeLocalTransport(Transport):
 
     def reduce(self, x: Host, op: ReduceOp, root: int) -> Host | None:
         """See `Transport.reduce`."""
+        settle()
         return self.plain.reduce(x, op, root)
 
     def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape]) -> list[Host]:
         """See `Transport.all_to_all`."""
+        settle()
         return self.plain.all_to_all(blocks, shapes)
 
     def exchange(self, x: Host, dest: int | None, source: int | None) -> Host | None:
         """See `Transport.exchange`."""
+        settle()
         return self.plain.exchange(x, dest, source)
 
     def send(self, x: Host, dest: int, tag: int) -> None:
@@ -445,10 +337,12 @@ class NodeLocalTransport(Transport):
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
         """See `Transport.recv`."""
+        settle()
         return self.plain.recv(shape, dtype, source, tag)
 
     def barrier(self) -> None:
         """See `Transport.barrier`."""
+        settle()
         self.plain.barrier()
 
     # Decisions.
@@ -463,9 +357,22 @@ class NodeLocalTransport(Transport):
     def _find_nodes(self) -> _Nodes:
         """How the ranks lie on nodes, asked once. The first call is collective."""
         if self._nodes is None:
+            settle()
             self._nodes = find_nodes(self.plain.comm)
-            self._least = self._nodes.least
+            self.use_thresholds(self._nodes.least)
         return self._nodes
+
+    @property
+    def shares_one_node(self) -> bool:
+        """Whether all ranks have the memory of one node in common. The first call is collective."""
+        nodes = self._find_nodes()
+        return nodes.memory is not None and nodes.across is None
+
+    def use_thresholds(self, least: dict[str, int]) -> None:
+        """Judges sizes by these from now on, which must be the same on all ranks; a number for each of `KINDS`."""
+        self._least, self._copied = least, least["all_reduce_copied"]
+        self._shared_from = min(least["all_reduce_handed_in"], least["all_reduce_in_place"])
+        self._at_once_below = min(self._shared_from, self.plain.nonblocking_from)
 
     def _all_reduce_across(
         self, memory: NodeMemory, across: MPI.Intracomm, x: Host, op: ReduceOp, result: Host

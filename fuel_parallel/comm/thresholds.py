@@ -17,21 +17,26 @@ from fuel_parallel.errors import DataError
 NEVER = 1 << 62
 """A threshold that no size reaches."""
 
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
-
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Thresholds for nodes with up to `ranks` ranks: the least number of bytes for which the window is faster.
 
     Bytes are those of the whole: of what a rank hands to `all_reduce`, `reduce_scatter` and `broadcast`, and of what it
-    gets from `all_gather`.
+    gets from `all_gather`. An all-reduce has three ways: small arrays are handed in (by two ranks only); others are
+    reduced in place, once they have been moved into a window if they were not born there; and one whose result must
+    be in private memory is copied out again.
     """
 
     ranks: int
-    all_reduce: int
+    all_reduce_handed_in: int
+    all_reduce_in_place: int
+    all_reduce_copied: int
     reduce_scatter: int
     all_gather: int
     broadcast: int
+
+
+KINDS = tuple(name for name in Row.__struct_fields__ if name != "ranks")
 
 
 class CollectiveTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,8 +51,24 @@ DEFAULT = CollectiveTable(
     machine="x86-64 server (AMD Zen 3), 2 cores",
     mpi="Open MPI 5.0",
     rows=(
-        Row(ranks=2, all_reduce=16 << 10, reduce_scatter=64 << 10, all_gather=128 << 10, broadcast=128 << 10),
-        Row(ranks=1024, all_reduce=256 << 10, reduce_scatter=256 << 10, all_gather=256 << 10, broadcast=256 << 10),
+        Row(
+            ranks=2,
+            all_reduce_handed_in=16 << 10,
+            all_reduce_in_place=256 << 10,
+            all_reduce_copied=32 << 20,
+            reduce_scatter=64 << 10,
+            all_gather=128 << 10,
+            broadcast=128 << 10,
+        ),
+        Row(
+            ranks=1024,
+            all_reduce_handed_in=NEVER,
+            all_reduce_in_place=256 << 10,
+            all_reduce_copied=32 << 20,
+            reduce_scatter=256 << 10,
+            all_gather=256 << 10,
+            broadcast=256 << 10,
+        ),
     ),
 )
 
@@ -55,7 +76,7 @@ DEFAULT = CollectiveTable(
 def least_bytes(table: CollectiveTable, kind: str, ranks: int) -> int:
     """The size from which on `kind` among `ranks` ranks of a node goes through the window.
 
-    >>> least_bytes(CollectiveTable(machine="", mpi="", rows=()), "all_reduce", 2) == NEVER
+    >>> least_bytes(CollectiveTable(machine="", mpi="", rows=()), "broadcast", 2) == NEVER
     True
     """
     for row in table.rows:

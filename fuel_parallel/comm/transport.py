@@ -7,7 +7,7 @@ by SUM, PRODUCT, MIN or MAX. Gathers and scatters are along the first dimension,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,71 @@ from fuel_parallel.lazy.node import Shape
 Host = np.ndarray[Any, Any]
 
 
+class Pending(ABC):
+    """An operation that was started. It holds its memory until it is through, whoever lets go of it meanwhile."""
+
+    @abstractmethod
+    def progress(self) -> None:
+        """Does what can be done without waiting for another rank."""
+
+    @abstractmethod
+    def wait(self) -> Any:
+        """The result, when it is there."""
+
+
+class Done(Pending):
+    """An operation that was over when it had been started."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def progress(self) -> None:
+        """Nothing is left to do."""
+
+    def wait(self) -> Any:
+        """The result."""
+        return self.result
+
+
+class Then(Pending):
+    """An operation whose result goes through a function at the end."""
+
+    def __init__(self, pending: Pending, function: Callable[[Any], Any]) -> None:
+        self.pending, self.function = pending, function
+
+    def progress(self) -> None:
+        """See `Pending.progress`."""
+        self.pending.progress()
+
+    def wait(self) -> Any:
+        """What the function makes of the result."""
+        return self.function(self.pending.wait())
+
+
 class Transport(ABC):
     """What a communicator needs of the wire."""
 
     @abstractmethod
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
-        """The reduction of all ranks' arrays; into `out`, if given: a contiguous array like `x`, or `x` itself."""
+        """The reduction of all ranks' arrays; into `out`, if given: a contiguous array like `x`, or `x` itself.
+
+        An `out` other than `x` is given on all ranks or on none.
+        """
+
+    def start_all_reduce(self, x: Host, op: ReduceOp, *, reuse: bool = False) -> Pending:
+        """Starts an all-reduce that may go on while other work is done; AVG is allowed, for floats and complex numbers.
+
+        With `reuse` the memory of `x` is given away: the result may lie there. Either way `x` must not be written
+        before `wait`. Reductions end up in the order in which they were started, whatever order they are waited for
+        in. It is this, and never `all_reduce`, on all ranks or on none: MPI does not let the two meet.
+        """
+        plain = ReduceOp.SUM if op is ReduceOp.AVG else op
+        return Done(averaged(self.all_reduce(x, plain, x if reuse else None), op, self.ranks))
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks take part."""
+        return 1
 
     @abstractmethod
     def reduce(self, x: Host, op: ReduceOp, root: int) -> Host | None:
@@ -72,6 +131,34 @@ class Transport(ABC):
         """
         return None
 
+    def borrow(self, nbytes: int) -> Host | None:
+        """Memory like that of `allocate`, out of what earlier all-reduces have left; None where there is none.
+
+        Not a collective call: ranks may ask or not, whenever they like. An all-reduce that finds a rank without such
+        memory makes some, on all ranks, so that there is enough the next time.
+        """
+        return None
+
+
+def filled(x: Host, out: Host | None) -> Host:
+    """`out`, or a new array, with what is in `x`: what an all-reduce of MPI then reduces in place.
+
+    Always in place: MPI wants all ranks to do it alike, and whether memory can be reused is each rank's own affair.
+    Open MPI takes another algorithm for each, and ranks that differ get each other's messages.
+    """
+    if out is None:
+        return x.copy()
+    if out is not x:
+        np.copyto(out, x)
+    return out
+
+
+def averaged(total: Host, op: ReduceOp, ranks: int) -> Host:
+    """The total itself, or for AVG divided by the number of ranks, in place."""
+    if op is ReduceOp.AVG:
+        np.divide(total, total.dtype.type(ranks), out=total)
+    return total
+
 
 class NoTransport(Transport):
     """Nothing to move, or nothing to move it with. `why` is the error's text."""
@@ -83,5 +170,5 @@ class NoTransport(Transport):
         raise CommunicatorError(self.why)
 
     _any_call: Any = _refuse
-    all_reduce = reduce = broadcast = all_gather = reduce_scatter = _any_call
+    all_reduce = start_all_reduce = reduce = broadcast = all_gather = reduce_scatter = _any_call
     all_to_all = exchange = send = recv = barrier = _any_call

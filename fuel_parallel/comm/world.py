@@ -10,7 +10,7 @@ from fuel_parallel import environment, failure
 from fuel_parallel.comm import clock, guard, standstill, watchdog
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.identity import IdentityComm
-from fuel_parallel.comm.mpi import MpiComm, finish_sends
+from fuel_parallel.comm.mpi import MpiComm, finish_requests
 from fuel_parallel.errors import CommunicatorError, LaunchError
 from fuel_parallel.lazy.effects import run_pending
 
@@ -72,7 +72,7 @@ def _finish(process: int) -> None:
     try:
         run_pending()
         guard.end()
-        finish_sends()
+        finish_requests()
         failure.met_others()
     except BaseException as error:
         failure.end_rank(error)

@@ -81,6 +81,10 @@ class Op:
       so that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO`
       says that the derivative is zero wherever it exists, `None` that the op has no gradient.
 
+    - `start(xp, *arrays, *attrs, reuse=...)`, if there is one, starts the op and gives an object with `progress()` and
+      `wait()`, of which the latter gives the result; until then inputs must not be written. With `reuse` the memory of
+      the first input is given away.
+
     A variadic op takes its inputs as one tuple everywhere. An `elementwise` op computes each element of the result from
     the elements at its place in the inputs, broadcast. `aliases` is False if the result never shares memory with an
     input.
@@ -96,6 +100,7 @@ class Op:
     elementwise: bool = False
     ufunc: str = ""
     into: Callable[..., None] | None = None
+    start: Callable[..., Any] | None = None
     aliases: bool = True
     attr_names: tuple[str, ...] = ()
 
@@ -179,6 +184,7 @@ _serials = itertools.count()
 _inferred: dict[tuple[Any, ...], Spec] = {}
 _INFERRED_LIMIT = 1 << 16
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_own_files: dict[str, bool] = {}
 _line_override: list[Line | None] = []
 
 
@@ -202,14 +208,20 @@ def data_node(value: Any, spec: Spec) -> Node:
 
 def script_line() -> Line | None:
     """Code and line number of the innermost frame outside this package: the line the user wrote."""
-    return _line_override[-1] if _line_override else line_of(sys._getframe(1))
+    return _line_override[-1] if _line_override else line_of(sys._getframe(2))
 
 
 def line_of(frame: FrameType | None) -> Line | None:
     """The user's line in a stack, from its innermost frame on."""
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None:
+        code = frame.f_code
+        own = _own_files.get(code.co_filename)
+        if own is None:
+            own = _own_files[code.co_filename] = code.co_filename.startswith(_PACKAGE)
+        if not own:
+            return code, frame.f_lineno
         frame = frame.f_back
-    return (frame.f_code, frame.f_lineno) if frame is not None else None
+    return None
 
 
 @contextmanager

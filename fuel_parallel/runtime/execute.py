@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,23 +25,25 @@ _one_at_a_time = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """Bytes of memory for the results of the last plan that ran.
+    """Bytes of memory: of the last plan that ran, and of what is held now.
 
     `planned` is what the plan asks for: its part of the arena and the results that leave it. `peak` is what the run
     took; it is less where results took over the memory of leaves. `arena` is kept from run to run and as large as the
-    largest plan needs. Views, and memory that kernels make for themselves, are not counted.
+    largest plan needs. Views, and memory that kernels make for themselves, are not counted. `live` is the memory of all
+    values that tensors hold at this moment, whichever plan they come from.
     """
 
     planned: int
     peak: int
     arena: int
+    live: int
 
 
-_stats = MemoryStats(0, 0, 0)
+_stats = MemoryStats(0, 0, 0, 0)
 
 
 def memory_stats() -> MemoryStats:
-    """The memory of the last plan that ran.
+    """The memory of the last plan that ran, and of the tensors that are alive.
 
     >>> import fuel_parallel.lazy as ft
     >>> x = ft.asarray(np.ones((1000, 1000)))
@@ -48,7 +51,14 @@ def memory_stats() -> MemoryStats:
     >>> memory_stats().planned // 8_000_000
     2
     """
-    return _stats
+    return replace(_stats, live=_live_bytes())
+
+
+def _live_bytes() -> int:
+    # Found by looking, so that computing does not pay for it; views of one array count once.
+    values = [o.value for o in gc.get_objects() if type(o) is Node and o.value is not None]
+    wholes = [v if getattr(v, "base", None) is None else v.base for v in values]
+    return sum({id(w): int(getattr(w, "nbytes", 0)) for w in wholes}.values())
 
 
 def execute(
@@ -74,6 +84,8 @@ class _Run:
     ) -> None:
         self.plan, self.computed, self.spare, self.taken = plan, computed, spare, taken
         self.new_bytes = 0
+        self.buckets: dict[int, Any] = {}
+        self.under_way: dict[int, tuple[Step, Any]] = {}
         self.values = [*leaves, *plan.constants, *[None] * len(plan.steps)]
 
     def run(self) -> list[Any]:
@@ -89,6 +101,8 @@ class _Run:
                     backend = backend_of(device)
                     xp = backend.array_module
                     active.enter_context(backend.running())
+                if step.finishes:
+                    self._finish(step.finishes)
                 arguments = [values[slot] for slot in step.inputs]
                 try:
                     values[step.output] = compute(step, xp, arguments)
@@ -98,10 +112,13 @@ class _Run:
                     raise _failure(step, arguments, self.computed[step.origin], reason) from reason
                 for slot in step.dies:
                     values[slot] = None
+                if self.under_way:
+                    self._progress()
+            self._finish(tuple(self.under_way))
         global _stats
         memory = plan.memory
         planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + self.new_bytes
-        _stats = MemoryStats(planned, peak, _arena.memory.nbytes)
+        _stats = MemoryStats(planned, peak, _arena.memory.nbytes, 0)
         if recorder:
             recorder.ran(_arena.memory.nbytes)
         return [values[slot] for slot in plan.outputs]
@@ -109,6 +126,8 @@ class _Run:
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
         op = step.op
         if not step.places:
+            if op.start is not None:
+                return self._start(step, xp, arguments)
             return step.kernel(xp, arguments, *step.attrs) if op.variadic else step.kernel(xp, *arguments, *step.attrs)
         if op is REGION:
             outputs = [self._memory(place) for place in step.places]
@@ -123,7 +142,33 @@ class _Run:
             op.into(xp, out, *arguments, *step.attrs)
         return out
 
+    def _start(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
+        pending = step.op.start(xp, *arguments, *step.attrs, reuse=step.reuses)  # type: ignore[misc]
+        if not step.goes_on:
+            return pending.wait()
+        self.under_way[step.output] = step, pending
+        return None
+
+    def _progress(self) -> None:
+        for _, pending in self.under_way.values():
+            pending.progress()
+
+    def _finish(self, slots: tuple[int, ...]) -> None:
+        """Puts the results of steps that went on where they are read."""
+        for slot in slots:
+            step, pending = self.under_way.pop(slot)
+            try:
+                self.values[slot] = pending.wait()
+            except FuelError:
+                raise
+            except Exception as reason:
+                raise _failure(step, [], self.computed[step.origin], reason) from reason
+            if recorder:
+                recorder.went_on(step)
+
     def _memory(self, place: Place) -> Any:
+        if place.bucket >= 0:
+            return self._in_bucket(place)
         if place.offset >= 0:
             return _arena.view(place)
         if place.leaf in self.spare:
@@ -133,6 +178,15 @@ class _Run:
             return array if array.shape == place.spec.shape else array.reshape(place.spec.shape)
         self.new_bytes += place.spec.nbytes
         return np.empty(place.spec.shape, dtype=place.spec.dtype)
+
+    def _in_bucket(self, place: Place) -> Any:
+        memory = self.buckets.get(place.bucket)
+        if memory is None:
+            bucket = self.plan.memory.buckets[place.bucket]
+            memory = self.buckets[place.bucket] = bucket.allocate()
+            self.new_bytes += bucket.nbytes
+        flat = memory[place.offset : place.offset + place.spec.nbytes]
+        return flat.view(place.spec.dtype).reshape(place.spec.shape)
 
 
 def _failure(step: Step, arguments: list[Any], node: Node, reason: Exception) -> RealizeError:

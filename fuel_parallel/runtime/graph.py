@@ -44,6 +44,15 @@ class Graph:
         constants = [Spec(c.shape, c.dtype) for c in self.constants]
         return [*self.leaves, *constants, *(i.spec for i in self.instructions)]
 
+    def spec_of(self, value: int) -> Spec:
+        """The spec of one value."""
+        if value >= self.first:
+            return self.instructions[value - self.first].spec
+        if value < len(self.leaves):
+            return self.leaves[value]
+        constant = self.constants[value - len(self.leaves)]
+        return Spec(constant.shape, constant.dtype)
+
     def consumers(self) -> list[list[int]]:
         """For each value the positions of the instructions that read it (once for each time)."""
         readers: list[list[int]] = [[] for _ in range(self.first + len(self.instructions))]

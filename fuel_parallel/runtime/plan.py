@@ -15,13 +15,18 @@ from typing import Any
 
 from fuel_parallel.lazy.node import Attrs, Op, Spec
 from fuel_parallel.runtime import passes
+from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.graph import Graph
 from fuel_parallel.runtime.memory import MemoryPlan, Place, plan_memory
+from fuel_parallel.runtime.passes.overlap import endings
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One kernel: reads the slots `inputs`, writes `output`, then lets go of the slots `dies`.
+
+    One that `goes_on` has started, when it is over; a later step has it among those it `finishes` first. With `reuses`
+    it may leave its result in the memory of its input.
 
     `origin` is the place of the node it comes from among the computed nodes, for messages. `places` say where its
     results go; without any, the kernel makes its own memory.
@@ -35,6 +40,9 @@ class Step:
     spec: Spec
     origin: int
     places: tuple[Place, ...]
+    finishes: tuple[int, ...] = ()
+    goes_on: bool = False
+    reuses: bool = False
 
     @property
     def kernel(self) -> Callable[..., Any]:
@@ -57,9 +65,28 @@ class Plan:
         lines = [f"plan: {counts}, {len(self.outputs)} outputs, arena of {self.memory.arena_bytes} bytes"]
         for step in self.steps:
             inputs = ", ".join(f"%{i}" for i in step.inputs)
-            dies = f"   lets go of {', '.join(f'%{i}' for i in step.dies)}" if step.dies else ""
-            lines.append(f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{dies}")
+            lines.append(f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{_remarks(step)}")
         return "\n".join(lines)
+
+
+def _remarks(step: Step) -> str:
+    remarks = []
+    if step.finishes:
+        remarks.append(f"finishes {_named(step.finishes)} first")
+    buckets = [f"bucket {place.bucket} at {place.offset}" for place in step.places if place.bucket >= 0]
+    if buckets:
+        remarks.append(f"in {', '.join(buckets)}")
+    if step.reuses:
+        remarks.append("in place")
+    if step.goes_on:
+        remarks.append("goes on")
+    if step.dies:
+        remarks.append(f"lets go of {_named(step.dies)}")
+    return f"   {'; '.join(remarks)}" if remarks else ""
+
+
+def _named(slots: tuple[int, ...]) -> str:
+    return ", ".join(f"%{slot}" for slot in slots)
 
 
 def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
@@ -67,14 +94,33 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
     graph = passes.optimize(graph, pass_names)
     last_use = {v: n for n, i in enumerate(graph.instructions) for v in i.inputs}
     kept = set(graph.outputs)
-    memory = plan_memory(graph)
+    ends = endings(graph) if "overlap" in pass_names else {}
+    memory = plan_memory(graph, ends)
+    reusing = {bucket.position for bucket in memory.buckets}
+    finished: dict[int, tuple[int, ...]] = {}
+    for n, end in ends.items():
+        finished[end] = (*finished.get(end, ()), graph.first + n)
     steps = []
     for n, i in enumerate(graph.instructions):
         output = graph.first + n
         dies = {v for v in i.inputs if last_use[v] == n and v not in kept}
         if output not in last_use and output not in kept:
             dies.add(output)
-        steps.append(Step(i.op, i.inputs, i.attrs, output, tuple(sorted(dies)), i.spec, i.origin, memory.places[n]))
+        steps.append(
+            Step(
+                JOIN if n in memory.joined else i.op,
+                i.inputs,
+                i.attrs,
+                output,
+                tuple(sorted(dies)),
+                i.spec,
+                i.origin,
+                memory.places[n],
+                finished.get(n, ()),
+                n in ends,
+                n in reusing,
+            )
+        )
     return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory)
 
 

@@ -67,7 +67,7 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
     if recorder:
         recorder.phase("plan")
     plan = plans.plan_for(graph)
-    spare = _held_by_the_graph_alone(leaves, computed)
+    spare = _held_by_the_graph_alone(leaves, computed, targets)
     taken: set[int] = set()
     if recorder:
         recorder.phase("run")
@@ -93,16 +93,23 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
         recorder.phase("")
 
 
-def _held_by_the_graph_alone(leaves: list[Node], computed: list[Node]) -> frozenset[int]:
+def _held_by_the_graph_alone(leaves: list[Node], computed: list[Node], targets: set[Node]) -> frozenset[int]:
     """The leaves that nothing but this graph refers to, such as the old value of a parameter that was rebound."""
     uses = Counter(i for node in computed for i in node.inputs)
+    # A node without value that somebody else holds as well is computed again one day, from what is below it.
+    again: set[Node] = set()
+    for number in range(len(computed) - 1, -1, -1):
+        node = computed[number]
+        # Others that refer to it: the list, the counter, this name, the call.
+        if node not in targets and (node in again or sys.getrefcount(node) > uses[node] + 4):
+            again.update(node.inputs)
     spare = []
     for number in range(len(leaves)):
         leaf = leaves[number]
-        # Others that refer to it: the list of leaves, the counter, this name, the call; to its array: node and call.
-        alone = sys.getrefcount(leaf) == uses[leaf] + 4
+        # As above; and to its array: node and call.
         if (
-            alone
+            leaf not in again
+            and sys.getrefcount(leaf) == uses[leaf] + 4
             and isinstance(leaf.value, np.ndarray)
             and leaf.value.flags.owndata
             and sys.getrefcount(leaf.value) == 2

@@ -29,6 +29,7 @@ from fuel_parallel.comm import clock
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.lazy.node import Node, describe_line
 from fuel_parallel.lazy.ops.contraction import MATMUL
+from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import ITEM, REGION
 
@@ -59,6 +60,7 @@ class Recorder:
         self._bases: dict[int, int] = {}
         self._starts: list[int] = []
         self._described: dict[int, tuple[str, dict[str, Any]]] = {}
+        self._open: dict[int, int] = {}
         self._next = 0
         self._phase = (0, 0)
         self._written = False
@@ -78,17 +80,20 @@ class Recorder:
 
     def timed(self, plan: Plan, computed: list[Node], compute: Compute) -> Compute:
         """`compute` that notes when it ran."""
+        self._open.clear()
         if len(self.events) >= 3 * MOST_EVENTS:
             self.dropped += len(plan.steps)
             return compute
         base = self._bases.get(id(plan))
-        note, now = self.events.extend, time.perf_counter_ns
+        note, now, opened = self.events.extend, time.perf_counter_ns, self._open
         if base is None:
             return self._first(plan, computed, compute)
 
         def timed(step: Step, xp: Any, arguments: list[Any]) -> Any:
             began = now()
             result = compute(step, xp, arguments)
+            if step.goes_on:
+                opened[step.output] = len(self.events)
             note((base + step.output, began, now()))
             return result
 
@@ -109,10 +114,18 @@ class Recorder:
             self._described[base + step.output] = step_name(step), facts
             began = time.perf_counter_ns()
             result = compute(step, xp, arguments)
+            if step.goes_on:
+                self._open[step.output] = len(self.events)
             self.events.extend((base + step.output, began, time.perf_counter_ns()))
             return result
 
         return timed
+
+    def went_on(self, step: Step) -> None:
+        """A step that had been started is over now. Noted where it began: that is its turn among the collectives."""
+        at = self._open.pop(step.output, None)
+        if at is not None:
+            self.events[at + 2] = time.perf_counter_ns()
 
     def ran(self, arena: int) -> None:
         """A plan has run, with an arena of so many bytes."""
@@ -152,9 +165,7 @@ class Recorder:
             {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}, {about['host']}"}}
         )
         for track, title in _TRACKS.items():
-            named = {"name": "thread_name", "ph": "M", "pid": rank, "tid": track, "args": {"name": title}}
-            order = {"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": track, "args": {"sort_index": track}}
-            yield f",\n{json.dumps(named)},\n{json.dumps(order)}"
+            yield f",\n{_track(rank, track, title)}"
         for event in self._rows(rank, first):
             yield ",\n" + event
         yield "\n]}\n"
@@ -163,6 +174,7 @@ class Recorder:
         live = [live_bytes(plan) for plan in self.plans]
         texts = {n: (json.dumps(name), json.dumps(facts)[1:-1]) for n, (name, facts) in self._described.items()}
         turns: Counter[str] = Counter()
+        busy_until: list[int] = []  # each track of collectives: on one, Chrome's format cannot show two at a time
         ended = 0
         level = -1
         for at in range(0, len(self.events), 3):
@@ -181,7 +193,11 @@ class Recorder:
             if comm is None:
                 category, track = "kernel", _KERNELS
             else:
-                category, track = "collective", _COLLECTIVES
+                lane = next((n for n, until in enumerate(busy_until) if until <= began), len(busy_until))
+                busy_until[lane : lane + 1] = [end]
+                category, track = "collective", _COLLECTIVES + lane
+                if lane and lane == len(busy_until) - 1:
+                    yield _track(rank, track, "collectives, at the same time")
                 text += f',"turn":{turns[comm]}'
                 turns[comm] += 1
             where = f'"cat":"{category}","ph":"X","pid":{rank},"tid":{track}'
@@ -195,6 +211,12 @@ class Recorder:
             moment, arena, resident = self.memory[at : at + 3]
             yield _counter(rank, "arena", (moment - first) / 1000, arena)
             yield _counter(rank, "resident", (moment - first) / 1000, resident)
+
+
+def _track(rank: int, track: int, title: str) -> str:
+    named = {"name": "thread_name", "ph": "M", "pid": rank, "tid": track, "args": {"name": title}}
+    order = {"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": track, "args": {"sort_index": track}}
+    return f"{json.dumps(named)},\n{json.dumps(order)}"
 
 
 def _counter(rank: int, name: str, at: float, value: int) -> str:
@@ -239,15 +261,18 @@ def live_bytes(plan: Plan) -> list[int]:
     span: list[list[int]] = []
     owners: list[set[int]] = [set() for _ in range(first)]
     results: dict[int, list[int]] = {}
+    parts: set[int] = set()
     for position, step in enumerate(plan.steps):
         for slot in step.inputs:
             for made in owners[slot]:
-                span[made][1] = position
+                # A part of a bucket lives on in the whole.
+                span[made][1] = position - 1 if step.op is JOIN and made in parts else position
         if step.places:
             results[step.output] = [len(sizes) + n for n in range(len(step.places))]
             # What takes over a leaf adds nothing.
             sizes += [0 if place.leaf >= 0 else place.spec.nbytes for place in step.places]
             span += [[position, position] for _ in step.places]
+            parts |= {made for made, place in zip(results[step.output], step.places, strict=True) if place.bucket >= 0}
             owners.append(set(results[step.output]))
         elif step.op is ITEM and step.inputs[0] in results:
             owners.append({results[step.inputs[0]][step.attrs[0]]})

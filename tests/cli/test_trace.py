@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -162,3 +163,47 @@ def test_a_file_that_is_no_trace_is_one_line(fuelrun, text: str | None, says: st
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+OVERLAPPING = """
+import time
+import numpy as np
+import fuel_parallel as fp
+import fuel_parallel.lazy as ft
+
+world = fp.init()
+layers = [fp.Linear(512, 512, ft.random.Generator(n)) for n in range(6)]
+parameters = [p for layer in layers for p in layer.parameters()]
+fp.realize(layers)
+for _ in range(4):
+    x = ft.ones((128, 512))
+    for layer in layers:
+        x = ft.tanh(layer(x))
+    gradients = ft.grad(ft.mean(x * x), parameters)
+    fp.realize(fp.data_parallel.average_gradients(gradients, world, bucket_bytes=1 << 20))
+    world.barrier()
+"""
+
+
+def test_what_goes_on_beside_kernels_is_hidden_and_no_wait(fuelrun) -> None:
+    done = fuelrun.run("-n", "2", "--trace", "out.json", fuelrun.write(OVERLAPPING))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(fuelrun.run("trace", "--json", "out.json").stdout)
+    for rank in summary["ranks"]:
+        assert rank["hidden_ms"] > 0
+        assert rank["hidden_ms"] + rank["exposed_ms"] == pytest.approx(rank["communication_ms"])
+        parts = rank["kernel_ms"] + rank["exposed_ms"] + rank["runtime_ms"] + rank["script_ms"]
+        assert parts == pytest.approx(rank["total_ms"])
+    events = [e for e in load(fuelrun.folder / "out.json")["traceEvents"] if e.get("cat") in ("collective", "kernel")]
+    for pid, tid in {(e["pid"], e["tid"]) for e in events}:
+        track = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if (e["pid"], e["tid"]) == (pid, tid))
+        assert all(end <= begin + 0.002 for (_, end), (begin, _) in pairwise(track))  # to the thousandth of a us
+    turns = [e["args"]["turn"] for e in events if e["pid"] == 0 and e["cat"] == "collective"]
+    assert turns == sorted(turns)
+    texts = [e.text for e in ElementTree.fromstring(_drawn(fuelrun)).iter() if e.tag.endswith("text")]
+    assert "collectives" in texts
+
+
+def _drawn(fuelrun) -> str:
+    assert fuelrun.run("trace", "--svg", "step.svg", "out.json").returncode == 0
+    return (fuelrun.folder / "step.svg").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +16,8 @@ from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.execute import execute
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.plan import PlanCache, make_plan, plans
+
+fusion = importlib.import_module("fuel_parallel.runtime.passes.fusion")  # the package's `fusion` is the function
 
 ALL = tuple(passes.PASSES)
 
@@ -94,11 +98,17 @@ def random_graphs(draw):
 
 
 @given(
-    random_graphs(), st.sampled_from([ALL, *[tuple(n for n in ALL if n != off) for off in ALL], *[(n,) for n in ALL]])
+    random_graphs(),
+    st.sampled_from([ALL, *[tuple(n for n in ALL if n != off) for off in ALL], *[(n,) for n in ALL]]),
+    st.sampled_from([96, 700, 2000, fusion.BLOCK_ELEMENTS]),
 )
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_random_graphs_give_the_same_values_whatever_passes_are_on(tensors, names):
-    for plain, passed in zip(computed(tensors, ()), computed(tensors, names), strict=True):
+def test_random_graphs_give_the_same_values_whatever_passes_are_on(tensors, names, block_elements):
+    """And whether regions are one block, or one a row, or many with a shorter one at the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fusion, "BLOCK_ELEMENTS", block_elements)
+        results = computed(tensors, names)
+    for plain, passed in zip(computed(tensors, ()), results, strict=True):
         assert plain.shape == passed.shape
         assert plain.dtype == passed.dtype
         np.testing.assert_allclose(passed, plain, rtol=1e-11, atol=1e-11)
@@ -215,7 +225,7 @@ def test_the_cache_is_bounded():
 
 def test_passes_are_switched_by_name(monkeypatch):
     monkeypatch.setenv(passes.VARIABLE, "-fusion, -cse")
-    assert passes.enabled() == ("expand", "fold", "algebra")
+    assert passes.enabled() == ("expand", "fold", "algebra", "overlap")
     monkeypatch.setenv(passes.VARIABLE, "none")
     assert passes.enabled() == ()
     monkeypatch.setenv(passes.VARIABLE, "-fussion")

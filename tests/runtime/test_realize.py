@@ -323,3 +323,13 @@ def test_collectives_run_in_the_order_of_the_script(collective: Counter) -> None
     tensors = [collective(ft.ones(1) * i, name) for i, name in enumerate(names)]
     realize(*reversed(tensors))
     assert collective.runs == names
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_what_a_pending_graph_is_made_of_is_not_replaced(size: int) -> None:
+    """`middle` is kept with neither; who asks for `second` computes it again, from a leaf that nobody else holds."""
+    middle = ft.asarray(np.full(size, 5.0)) * 2
+    first, second = middle * ft.asarray(np.full(size, 3.0)), middle + 1
+    del middle
+    assert first.tolist() == [30.0] * size
+    assert second.tolist() == [11.0] * size

@@ -133,29 +133,32 @@ def _attention_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float)
 
 def _attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float) -> None:
     query, key, value, mask = _unpack(xp, inputs)
+    out = _batched(out)
     q, k = query.shape[-2], key.shape[-2]
-    for index, heads, kv_heads in _chunks(query, key):
-        scaled = query[index][heads] * query.dtype.type(scale)
-        keys, values = key[index][kv_heads].swapaxes(-1, -2), value[index][kv_heads]
-        target = out[index][heads]
-        visible = None if mask is None else mask[index][heads]
-        for rows in _blocks(q, QUERY_BLOCK):
+    diagonal = k - q if causal else None
+    lowest = _LOWEST[query.dtype]
+    ones = xp.ones(builtins.min(k, KEY_BLOCK), dtype=query.dtype)
+    for heads, kv_heads in _chunks(query, key, causal):
+        scaled = query[heads] * query.dtype.type(scale)
+        keys, values = key[kv_heads].swapaxes(-1, -2), value[kv_heads]
+        target = out[heads]
+        visible = None if mask is None else mask[heads]
+        for rows in _blocks(q, _query_block(k, causal)):
+            block = target[..., rows, :]
             top: Any = None
             total: Any = None
             sums: Any = None
-            for columns in _blocks(k, KEY_BLOCK):
-                if causal and columns.start > rows.stop - 1 + k - q:
-                    break
-                scores = xp.matmul(scaled[:, rows], keys[..., columns])
-                _hide(xp, scores, visible, rows, columns, k - q if causal else None)
+            for columns in _seen_blocks(rows, k, diagonal):
+                scores = xp.matmul(scaled[..., rows, :], keys[..., columns])
+                _hide(xp, scores, visible, rows, columns, diagonal)
                 highest = scores.max(axis=-1, keepdims=True)
                 if top is not None:
                     highest = xp.maximum(highest, top)
-                anchor = xp.maximum(highest, _LOWEST[scores.dtype])
+                anchor = xp.maximum(highest, lowest)
                 scores -= anchor
                 xp.exp(scores, out=scores)
-                part = xp.matmul(scores, values[:, columns])
-                count = scores.sum(axis=-1, keepdims=True)
+                part = xp.matmul(scores, values[..., columns, :])
+                count = xp.matmul(scores, ones[: scores.shape[-1]])[..., None]
                 if top is None:
                     total, sums = part, count
                 else:
@@ -163,16 +166,16 @@ def _attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale
                     total, sums = total * fade + part, sums * fade + count
                 top = highest
             if top is None:
-                target[:, rows] = 0
-                target[:, rows, -1] = _HIDDEN
+                block[...] = 0
+                block[..., -1] = _HIDDEN
                 continue
             # A query that saw nothing has sum 0: its result is 0, and its weights stay 0 in the backward pass.
             blind = sums == 0
             sums[blind] = 1
-            xp.divide(total, sums, out=target[:, rows, :-1])
-            level = xp.log(sums) + xp.maximum(top, _LOWEST[scores.dtype])
+            xp.divide(total, sums, out=block[..., :-1])
+            level = xp.log(sums) + xp.maximum(top, lowest)
             level[blind] = _HIDDEN
-            target[:, rows, -1:] = level
+            block[..., -1:] = level
 
 
 _HIDDEN = 1e30
@@ -182,23 +185,35 @@ _LOWEST = {np.dtype(np.float32): np.float32(-1e30), np.dtype(np.float64): np.flo
 
 
 def _unpack(xp: Any, inputs: Any) -> tuple[Any, Any, Any, Any]:
-    query, key, value = inputs[:3]
+    """Query, key, value and mask with at least one dimension before the heads."""
+    query, key, value = (_batched(x) for x in inputs[:3])
     mask = inputs[3] if len(inputs) > 3 else None
     return query, key, value, None if mask is None else xp.broadcast_to(mask, (*query.shape[:-1], key.shape[-2]))
 
 
-def _chunks(query: Any, key: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Index of the leading dimensions, query heads and key heads of as many heads as are worked on at one time."""
-    heads, groups = query.shape[-3], query.shape[-3] // key.shape[-3]
-    scores = builtins.min(query.shape[-2], QUERY_BLOCK) * builtins.min(key.shape[-2], KEY_BLOCK)
-    step = builtins.max(1, SCORES // builtins.max(scores, 1))
-    if groups > 1:
-        step = 1
-    for index in np.ndindex(*query.shape[:-3]):
-        for start in range(0, heads, step):
-            stop = builtins.min(start + step, heads)
-            kv = slice(start, stop) if groups == 1 else slice(start // groups, start // groups + 1)
-            yield index, slice(start, stop), kv
+def _batched(x: Any) -> Any:
+    return x if x.ndim > 3 else x[None]
+
+
+def _chunks(query: Any, key: Any, causal: builtins.bool) -> Iterator[tuple[Any, Any]]:
+    """Indices of as many query heads, and of their key heads, as are worked on at one time."""
+    batch, heads = query.shape[-4:-2]
+    groups = heads // key.shape[-3]
+    k = key.shape[-2]
+    scores = builtins.min(query.shape[-2], _query_block(k, causal)) * builtins.min(k, KEY_BLOCK)
+    together = builtins.max(1, SCORES // builtins.max(scores, 1))
+    per_head = 1 if groups > 1 else builtins.min(heads, together)
+    per_batch = builtins.max(1, together // per_head)
+    for outer in np.ndindex(*query.shape[:-4]):
+        for b in _blocks(batch, per_batch):
+            for h in _blocks(heads, per_head):
+                kv = h if groups == 1 else slice(h.start // groups, h.start // groups + 1)
+                yield (*outer, b, h), (*outer, b, kv)
+
+
+def _query_block(k: int, causal: builtins.bool) -> int:
+    """Queries of a block; where each sees keys up to itself, blocks are short, or much is computed to be hidden."""
+    return builtins.min(QUERY_BLOCK, builtins.max(64, k // 8)) if causal else QUERY_BLOCK
 
 
 def _blocks(length: int, size: int) -> Iterator[slice]:
@@ -206,25 +221,32 @@ def _blocks(length: int, size: int) -> Iterator[slice]:
         yield slice(start, builtins.min(start + size, length))
 
 
-def _hide(xp: Any, scores: Any, visible: Any, rows: slice, columns: slice, offset: int | None) -> None:
-    """Sets the scores of keys that a query may not see to -inf; `offset` shifts the causal diagonal."""
-    if offset is not None and columns.stop - 1 > rows.start + offset:
-        scores += _causal_tile(xp, rows, columns, offset, scores.dtype)
+def _seen_blocks(rows: slice, k: int, diagonal: int | None) -> Iterator[slice]:
+    """Blocks of the keys that some query of `rows` sees; query i sees up to key i + `diagonal`."""
+    return _blocks(k if diagonal is None else builtins.max(0, builtins.min(k, rows.stop + diagonal)), KEY_BLOCK)
+
+
+def _hide(xp: Any, scores: Any, visible: Any, rows: slice, columns: slice, diagonal: int | None) -> None:
+    """Sets the scores of keys that a query may not see to -inf."""
+    if diagonal is not None and columns.stop - 1 > rows.start + diagonal:
+        hidden = slice(builtins.max(columns.start, rows.start + diagonal + 1), columns.stop)
+        part = scores[..., hidden.start - columns.start :]
+        part += _causal_tile(xp, rows, hidden, diagonal, scores.dtype)
     if visible is not None:
-        xp.copyto(scores, scores.dtype.type(-math.inf), where=~visible[:, rows, columns])
+        xp.copyto(scores, scores.dtype.type(-math.inf), where=~visible[..., rows, columns])
 
 
 _tiles: dict[Any, Any] = {}
 
 
-def _causal_tile(xp: Any, rows: slice, columns: slice, offset: int, dtype: Any) -> Any:
+def _causal_tile(xp: Any, rows: slice, columns: slice, diagonal: int, dtype: Any) -> Any:
     """0 where the key is seen and -inf where it lies in the query's future; a few tiles are kept."""
-    diagonal = rows.start + offset - columns.start
-    key = (xp.__name__, rows.stop - rows.start, columns.stop - columns.start, diagonal, dtype)
+    own = rows.start + diagonal - columns.start
+    key = (xp.__name__, rows.stop - rows.start, columns.stop - columns.start, own, dtype)
     if key not in _tiles:
         if len(_tiles) > 64:
             _tiles.clear()
-        seen = xp.tril(xp.ones(key[1:3], dtype=bool), diagonal)
+        seen = xp.tril(xp.ones(key[1:3], dtype=bool), own)
         _tiles[key] = xp.where(seen, dtype.type(0), dtype.type(-math.inf))
     return _tiles[key]
 
@@ -254,34 +276,33 @@ def _backward_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float) 
 
 def _backward_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float) -> None:
     """The cotangents of query, key and value, one after the other in one flat array."""
-    g, y = inputs[:2]
+    g, y = (_batched(x) for x in inputs[:2])
     query, key, value, mask = _unpack(xp, inputs[2:])
     q, k = query.shape[-2], key.shape[-2]
+    diagonal = k - q if causal else None
     d_query, d_key, d_value = _parts(out, query.shape, key.shape, value.shape)
-    d_key[...] = 0
-    d_value[...] = 0
-    d_query[...] = 0
+    out[...] = 0
     factor = query.dtype.type(scale)
-    for index, heads, kv_heads in _chunks(query, key):
-        scaled = query[index][heads] * factor
-        keys, values = key[index][kv_heads], value[index][kv_heads]
-        result, level, cotangent = y[index][heads, :, :-1], y[index][heads, :, -1:], g[index][heads]
-        visible = None if mask is None else mask[index][heads]
-        for rows in _blocks(q, QUERY_BLOCK):
-            inner = xp.einsum("...i,...i->...", cotangent[:, rows], result[:, rows])[..., None]
-            for columns in _blocks(k, KEY_BLOCK):
-                if causal and columns.start > rows.stop - 1 + k - q:
-                    break
-                weights = xp.matmul(scaled[:, rows], keys[:, columns].swapaxes(-1, -2))
-                _hide(xp, weights, visible, rows, columns, k - q if causal else None)
-                weights -= level[:, rows]
+    for heads, kv_heads in _chunks(query, key, causal):
+        scaled = query[heads] * factor
+        keys, values = key[kv_heads], value[kv_heads]
+        result, level, cotangent = y[heads][..., :-1], y[heads][..., -1:], g[heads]
+        to_query, to_key, to_value = d_query[heads], d_key[kv_heads], d_value[kv_heads]
+        visible = None if mask is None else mask[heads]
+        for rows in _blocks(q, _query_block(k, causal)):
+            queries, toward = scaled[..., rows, :], cotangent[..., rows, :]
+            inner = xp.einsum("...i,...i->...", toward, result[..., rows, :])[..., None]
+            for columns in _seen_blocks(rows, k, diagonal):
+                weights = xp.matmul(queries, keys[..., columns, :].swapaxes(-1, -2))
+                _hide(xp, weights, visible, rows, columns, diagonal)
+                weights -= level[..., rows, :]
                 xp.exp(weights, out=weights)
-                d_value[index][kv_heads, columns] += xp.matmul(weights.swapaxes(-1, -2), cotangent[:, rows])
-                d_scores = xp.matmul(cotangent[:, rows], values[:, columns].swapaxes(-1, -2))
+                to_value[..., columns, :] += xp.matmul(weights.swapaxes(-1, -2), toward)
+                d_scores = xp.matmul(toward, values[..., columns, :].swapaxes(-1, -2))
                 d_scores -= inner
                 d_scores *= weights
-                d_query[index][heads, rows] += xp.matmul(d_scores, keys[:, columns])
-                d_key[index][kv_heads, columns] += xp.matmul(d_scores.swapaxes(-1, -2), scaled[:, rows])
+                to_query[..., rows, :] += xp.matmul(d_scores, keys[..., columns, :])
+                to_key[..., columns, :] += xp.matmul(d_scores.swapaxes(-1, -2), queries)
     d_query *= factor
 
 

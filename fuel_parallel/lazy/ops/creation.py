@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ class Literal:
 
     def __init__(self, value: Scalar, dtype: DType) -> None:
         self.value = value
-        with np.errstate(all="ignore"):
-            self.bits = (dtype, np.asarray(value).astype(dtype).tobytes())
+        # 0.0 and -0.0 are equal, and one key: they are not kept.
+        self.bits = (dtype, _bytes_of(value, dtype) if value else _bytes_of.__wrapped__(value, dtype))
 
     def __hash__(self) -> int:
         return hash(self.bits)
@@ -34,6 +35,12 @@ class Literal:
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _bytes_of(value: Scalar, dtype: DType) -> bytes:
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(dtype).tobytes()
 
 
 def check_shape(function: str, shape: Any) -> Shape:

@@ -255,22 +255,21 @@ def _gelu_tanh(xp: Any, x: Any) -> Any:
     return inner
 
 
-def _gelu_gate(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The square of x, the tanh, and (1 + tanh) / 2, which x is multiplied by."""
-    x2 = x * x
-    t = tanh(x * (_GELU_SCALE * _GELU_CUBIC * x2 + _GELU_SCALE))
-    return x2, t, 0.5 * (1 + t)
+def _gelu_gate(x: Tensor) -> tuple[Tensor, Tensor]:
+    """-2 inner / x, and what x is multiplied by: (1 + tanh(inner)) / 2 = 1 / (1 + exp(-2 inner))."""
+    slope = (-2 * _GELU_SCALE * _GELU_CUBIC) * (x * x) - 2 * _GELU_SCALE
+    return slope, reciprocal(exp(x * slope) + 1)
 
 
 def gelu_tanh_by_parts(x: Tensor) -> Tensor:
     """The tanh form by elementary operations, which its derivative shares."""
-    return x * _gelu_gate(x)[2]
+    return x * _gelu_gate(x)[1]
 
 
 def _gelu_tanh_vjp(g: Tensor, x: Tensor) -> Tensor:
-    # With gate h = (1 + t) / 2 the derivative of the gate is h * (1 - t) * inner'.
-    x2, t, h = _gelu_gate(x)
-    return g * (h * (1 + x * (1 - t) * (3 * _GELU_SCALE * _GELU_CUBIC * x2 + _GELU_SCALE)))
+    # The derivative of the gate h is h * (1 - h) * (2 inner)', and of 2 inner it is -3 slope - 4 scale.
+    slope, h = _gelu_gate(x)
+    return g * (h - x * h * (1 - h) * (3 * slope + 4 * _GELU_SCALE))
 
 
 def _gelu_erf_vjp(g: Tensor, x: Tensor) -> Tensor:

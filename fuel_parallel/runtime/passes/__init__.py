@@ -15,11 +15,19 @@ from fuel_parallel.runtime.passes.algebra import algebra
 from fuel_parallel.runtime.passes.constants import fold
 from fuel_parallel.runtime.passes.expansion import expand
 from fuel_parallel.runtime.passes.fusion import fusion
+from fuel_parallel.runtime.passes.overlap import overlap
 from fuel_parallel.runtime.passes.sharing import cse
 
 Pass = Callable[[Graph], Graph]
 
-PASSES: dict[str, Pass] = {"expand": expand, "fold": fold, "algebra": algebra, "cse": cse, "fusion": fusion}
+PASSES: dict[str, Pass] = {
+    "expand": expand,
+    "fold": fold,
+    "algebra": algebra,
+    "cse": cse,
+    "fusion": fusion,
+    "overlap": overlap,
+}
 VARIABLE = "FUEL_PASSES"
 
 

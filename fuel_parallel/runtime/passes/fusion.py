@@ -7,12 +7,16 @@ for that group, joins it; else it starts a group. A group is then one instructio
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 from fuel_parallel.lazy.dtypes import uint8
 from fuel_parallel.lazy.node import Attrs, Spec
 from fuel_parallel.runtime.graph import Builder, Graph, Instruction
 from fuel_parallel.runtime.passes.grid import Group, grid_of, lay, may_fuse
-from fuel_parallel.runtime.region import BLOCK_ELEMENTS, ITEM, REGION, Extent, Operation, Program
+from fuel_parallel.runtime.program import BLOCK_ELEMENTS, ROW_DOT, Extent, Operation, Program
+from fuel_parallel.runtime.region import ITEM, REGION
 
 GROUP_LIMIT = 64
 """Operations of one region at most: beyond, its scratch leaves the cache."""
@@ -24,7 +28,14 @@ SMALL = 256
 def fusion(graph: Graph) -> Graph:
     """Groups what can be run block by block into regions."""
     groups = _Grouping(graph).run()
-    return _emit(graph, [g for g in groups if len(g.members) > 1])
+    return _emit(graph, [g for g in groups if len(g.members) > 1 or _repeats(graph, g)])
+
+
+def _repeats(graph: Graph, group: Group) -> bool:
+    """Whether a lone elementwise operation reads something again and again: a region lays that out once."""
+    (member,) = group.members
+    i = graph.instructions[member - graph.first]
+    return i.op.elementwise and any(group.extents[v] in (Extent.COLUMN, Extent.PERIODIC) for v in i.inputs)
 
 
 class _Grouping:
@@ -184,6 +195,7 @@ def _emit_region(
     )
     rows, columns = group.rows, group.columns
     inputs = tuple((group.extents[v], group.periods.get(v, 0)) for v in sources)
+    operations, left = _with_row_dots(operations, [kind for kind, _ in inputs], [register[m] for m in leaving])
     kinds = {kind for kind, _ in inputs} | {o.extent for o in operations}
     if kinds <= {Extent.FULL, Extent.SCALAR} and all(o.op.elementwise or o.op.name == "reshape" for o in operations):
         # Purely elementwise: rows are of no account, so they are as long as a block.
@@ -194,7 +206,7 @@ def _emit_region(
         inputs,
         tuple(specs[v].dtype for v in sources),
         operations,
-        tuple((register[m], specs[m].shape) for m in leaving),
+        tuple((r, specs[m].shape) for r, m in zip(left, leaving, strict=True)),
         _block_rows(rows, columns, [p for _, p in inputs if p]),
     )
     origin = instructions[-1].origin
@@ -203,6 +215,41 @@ def _emit_region(
         at[m] = builder.add(ITEM, (region,), (index,), specs[m], graph.instructions[m - graph.first].origin)
     for m in group.members:
         at.setdefault(m, region)
+
+
+def _with_row_dots(
+    operations: Sequence[Operation], extents: Sequence[Extent], leaving: Sequence[int]
+) -> tuple[tuple[Operation, ...], list[int]]:
+    """Sums and means along rows of a product that nothing else reads become one operation.
+
+    `extents` are those of the inputs, `leaving` the registers that leave the region. Gives the operations and where
+    these registers are now.
+    """
+    first = len(extents)
+    kinds = [*extents, *(o.extent for o in operations)]
+    uses = Counter([*(v for o in operations for v in o.inputs), *leaving])
+    factors: dict[int, tuple[int, ...]] = {}
+    for register, o in enumerate(operations, first):
+        if o.op.name in ("multiply", "square") and uses[register] == 1 and o.dtype.kind == "f":
+            pair = o.inputs * (3 - len(o.inputs))
+            if all(kinds[v] in (Extent.FULL, Extent.COLUMN) for v in pair):
+                factors[register] = pair
+    dots = {
+        register: o.inputs[0]
+        for register, o in enumerate(operations, first)
+        if o.op.name in ("sum", "mean") and o.extent is Extent.ROW and o.inputs[0] in factors
+    }
+    products = set(dots.values())
+    at = list(range(first))
+    result: list[Operation] = []
+    for register, o in enumerate(operations, first):
+        at.append(first + len(result))
+        if register in products:
+            continue
+        if register in dots:
+            o = Operation(ROW_DOT, factors[dots[register]], (o.op.name,), o.dtype, o.extent)
+        result.append(replace(o, inputs=tuple(at[v] for v in o.inputs)))
+    return tuple(result), [at[r] for r in leaving]
 
 
 def _on_blocks(i: Instruction) -> Attrs:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fuel_parallel.lazy.dtypes import is_half
 from fuel_parallel.lazy.node import Shape, Spec
 from fuel_parallel.runtime.graph import Instruction
-from fuel_parallel.runtime.region import Extent
+from fuel_parallel.runtime.program import Extent
 
 
 @dataclass(eq=False)

@@ -1,0 +1,63 @@
+"""Runs a region as a generated kernel, by CuPy on CUDA and ROCm.
+
+Sources are made once for each program and compiled once for each source and device; CuPy keeps compiled code on disk
+as well. The kernels run on CuPy's current stream. Outputs must not share memory with inputs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fuel_parallel.runtime.codegen.expressions import Unsupported
+from fuel_parallel.runtime.codegen.kernel import ENTRY, Kernel, kernel_for
+from fuel_parallel.runtime.codegen.sums import FINISH, FINISH_THREADS
+from fuel_parallel.runtime.program import Extent, Program
+
+CUDA_OPTIONS = ("-std=c++17", "--fmad=false")
+HIP_OPTIONS = ("-std=c++17", "-ffp-contract=off")
+"""Of the compilers. C++17 has hexadecimal floats. A product and a sum stay two operations: a value that two passes
+compute must be the same number in both, and the same as on the CPU; what is bound by memory loses nothing."""
+
+
+@lru_cache(maxsize=4096)
+def kernel_or_reason(program: Program) -> Kernel | str:
+    """The kernel of a program, or why there is none. Programs live in cached plans, so each is met again."""
+    try:
+        return kernel_for(program)
+    except Unsupported as reason:
+        return str(reason)
+
+
+@lru_cache(maxsize=4096)
+def _compiled(xp: Any, device: int, source: str, has_finish: bool) -> tuple[Any, Any]:
+    """The two kernels of a source on the current device."""
+    module = xp.RawModule(code=source, options=HIP_OPTIONS if xp.cuda.runtime.is_hip else CUDA_OPTIONS)
+    return module.get_function(ENTRY), module.get_function(FINISH) if has_finish else None
+
+
+def launch(xp: Any, outputs: list[Any], arrays: Any, program: Program) -> bool:
+    """Fills `outputs` (contiguous) from the region's inputs; False, and nothing done, if there is no kernel for it."""
+    kernel = kernel_or_reason(program)
+    if isinstance(kernel, str):
+        return False
+    count = np.int64 if kernel.wide_positions else np.int32
+    first, finish = _compiled(xp, int(xp.cuda.runtime.getDevice()), kernel.source, bool(kernel.workspaces))
+    blocks, partial_rows = kernel.blocks(program.rows), kernel.partial_rows(program.rows)
+    partials = [
+        xp.empty((partial_rows, program.columns) if by_column else (blocks,), dtype=dtype)
+        for dtype, by_column in kernel.workspaces
+    ]
+    inputs = [
+        xp.asarray(array) if kind is Extent.SCALAR else xp.ascontiguousarray(array)
+        for array, (kind, _) in zip(arrays, program.inputs, strict=True)
+    ]
+    direct = [outputs[o] for o in kernel.direct]
+    first((blocks,), (kernel.arrangement.threads,), (*inputs, *direct, *partials, count(program.rows)))
+    if finish is not None:
+        summed = [outputs[o] for o in kernel.summed]
+        arguments = (*partials, *summed, count(blocks), count(partial_rows))
+        finish((kernel.finish_blocks(),), (FINISH_THREADS,), arguments)
+    return True

@@ -1,0 +1,98 @@
+"""Overlap: all-reduces start as soon as their input is there, and what needs their results comes as late as possible.
+
+Collectives keep their order. What does not need a result comes before what does: while the first bucket of gradients is
+under way the backward pass goes on, and while the last one is, the parameters of the others are updated.
+"""
+
+from __future__ import annotations
+
+from fuel_parallel.runtime.graph import Graph, Instruction
+
+LEAST_BYTES = 64 << 10
+"""Smaller all-reduces are over as soon as they have begun: a place of its own is not worth it."""
+
+_PREPARATIONS = ("concat", "reshape")
+
+
+def may_overlap(i: Instruction) -> bool:
+    """Whether the instruction is an operation between ranks that can go on while other work is done."""
+    return i.op.start is not None and i.op.crosses_ranks and i.spec.nbytes >= LEAST_BYTES
+
+
+def overlap(graph: Graph) -> Graph:
+    """Orders instructions so that communication and computation can go on side by side."""
+    if not any(may_overlap(i) for i in graph.instructions):
+        return graph
+    return _in_order(graph, _begin_early(graph, _wait_late(graph)))
+
+
+def endings(graph: Graph) -> dict[int, int]:
+    """Which collectives go on while other instructions run: their positions, and where the result is needed first.
+
+    One whose result nobody in the graph reads goes on to its end.
+    """
+    readers = graph.consumers()
+    ends: dict[int, int] = {}
+    for position, i in enumerate(graph.instructions):
+        end = min(readers[graph.first + position], default=len(graph.instructions))
+        if may_overlap(i) and end > position + 1:
+            ends[position] = end
+    return ends
+
+
+def _wait_late(graph: Graph) -> list[int]:
+    """The numbers of all instructions: those that need no collective's result, then those that need the first one's."""
+    needed: dict[int, int] = {}  # by the instruction itself
+    result: dict[int, int] = {}  # by those that read its value
+    started = before = 0
+    for number, i in enumerate(graph.instructions, graph.first):
+        needs = max((result.get(v, 0) for v in i.inputs), default=0)
+        if i.op.crosses_ranks:
+            # It comes after the collective before it, but need not have that one's result.
+            before = needs = max(before, needs)
+        needed[number] = result[number] = needs
+        if may_overlap(i):
+            result[number] = started = started + 1
+    return sorted(needed, key=lambda number: needed[number])
+
+
+def _begin_early(graph: Graph, order: list[int]) -> list[int]:
+    """The same, with each collective that may overlap moved to where its input is ready, if its turn has come."""
+    collectives = iter([n for n in order if graph.instructions[n - graph.first].op.crosses_ranks])
+    done: dict[int, None] = {}
+    upcoming = next(collectives, None)
+    for number in order:
+        done.setdefault(number)
+        while upcoming is not None:
+            if upcoming not in done:
+                way = _way_to(graph, upcoming, done)
+                if way is None:
+                    break
+                done.update(dict.fromkeys(way))
+            upcoming = next(collectives, None)
+    return list(done)
+
+
+def _way_to(graph: Graph, number: int, done: dict[int, None]) -> list[int] | None:
+    """What is left to do for a collective, itself last; None unless that is only to put its input together."""
+    if not may_overlap(graph.instructions[number - graph.first]):
+        return None
+    way: list[int] = []
+    stack = [number]
+    while stack:
+        n = stack.pop()
+        i = graph.instructions[n - graph.first]
+        if n != number and i.op.name not in _PREPARATIONS:
+            return None
+        way.append(n)
+        stack.extend(v for v in i.inputs if v >= graph.first and v not in done)
+    return sorted(set(way))
+
+
+def _in_order(graph: Graph, order: list[int]) -> Graph:
+    at = {**{n: n for n in range(graph.first)}, **{old: new for new, old in enumerate(order, graph.first)}}
+    instructions = []
+    for number in order:
+        i = graph.instructions[number - graph.first]
+        instructions.append(Instruction(i.op, tuple(at[v] for v in i.inputs), i.attrs, i.spec, i.origin))
+    return Graph(graph.leaves, graph.constants, tuple(instructions), tuple(at[v] for v in graph.outputs))

@@ -1,0 +1,138 @@
+"""Runs generated kernels on the host: a stand-in for CuPy that compiles with g++ and works on numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fuel_parallel.runtime.codegen import launch
+from fuel_parallel.runtime.codegen.arrangement import Limits
+from fuel_parallel.runtime.codegen.kernel import kernel_for
+from fuel_parallel.runtime.program import Program
+from fuel_parallel.runtime.region import region_into
+
+SHIM = Path(__file__).parent / "cuda_on_host.hpp"
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+FLAGS = ["-std=gnu++17", "-O0", "-fPIC", "-w", "-ffp-contract=off"]
+
+
+class HostCupy:
+    """CuPy's names that the launcher uses, on numpy arrays. `launches` lists (kernel, grid, block, arguments)."""
+
+    __name__ = "cupy"
+
+    def __init__(self, folder: Path, run: bool = True, is_hip: bool = False) -> None:
+        self.folder, self.run = folder, run
+        self.device = 0
+        self.sources: list[str] = []
+        self.options: list[tuple[str, ...]] = []
+        self.launches: list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] = []
+        self.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: self.device, is_hip=is_hip))
+
+    asarray = staticmethod(np.asarray)
+    ascontiguousarray = staticmethod(np.ascontiguousarray)
+
+    @staticmethod
+    def empty(shape: Any, dtype: Any) -> Any:
+        array = np.empty(shape, dtype)
+        array.reshape(-1).view(np.uint8).fill(0xAB)  # what is read before it is written shows
+        return array
+
+    def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:
+        self.sources.append(code)
+        self.options.append(options)
+        library = compiled(code, self.folder) if self.run else None
+        return SimpleNamespace(get_function=lambda name: Function(self, library, name))
+
+
+class Function:
+    """A kernel that can be called as CuPy's are."""
+
+    def __init__(self, cupy: HostCupy, library: Any, name: str) -> None:
+        self.cupy, self.library, self.name = cupy, library, name
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        self.cupy.launches.append((self.name, grid, block, args))
+        if self.library is None:
+            return
+        # As CUDA's driver wants them: the address of each argument, which is a number or an array's address.
+        cells = [np.array([a.ctypes.data if isinstance(a, np.ndarray) else a]) for a in args]
+        pointers = (ctypes.c_void_p * len(cells))(*[c.ctypes.data for c in cells])
+        getattr(self.library, f"run_{self.name}")(grid[0], block[0], pointers)
+
+
+def compiled(source: str, folder: Path) -> ctypes.CDLL:
+    """The source as a shared library."""
+    header = folder / SHIM.name
+    if not header.exists():
+        shutil.copy(SHIM, header)
+        subprocess.run([str(COMPILER), *FLAGS, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+    path = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:24]}.cpp"
+    library = path.with_suffix(".so")
+    if not library.exists():
+        entries = [name for name in ("region", "region_finish") if f" {name}(" in source]
+        runners = [
+            f'extern "C" void run_{name}(unsigned blocks, unsigned threads, void** arguments) {{\n'
+            f"    run_grid([](void** a) {{ call({name}, a); }}, blocks, threads, arguments);\n}}"
+            for name in entries
+        ]
+        path.write_text("\n".join([f'#include "{SHIM.name}"', source, *runners]))
+        done = subprocess.run(
+            [str(COMPILER), *FLAGS, "-shared", "-o", str(library), str(path)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{done.stderr}\n{source}"
+    return ctypes.CDLL(str(library))
+
+
+Runner = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session")
+def on_host(folder: Path) -> Runner:
+    """A function that runs a program as a generated kernel on the host, and gives its outputs."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler: neither g++ nor clang++ is installed")
+    cupy = HostCupy(folder)
+
+    def run(program: Program, arrays: list[Any], limits: Limits | None = None) -> list[Any]:
+        outputs = [cupy.empty(shape, program.dtype_of(register)) for register, shape in program.outputs]
+        kernel = kernel_for(program, limits=limits)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "kernel_or_reason", lambda _: kernel)
+            assert launch.launch(cupy, outputs, arrays, program)
+        return outputs
+
+    return run
+
+
+@pytest.fixture
+def recording_cupy(folder: Path) -> HostCupy:
+    """Notes what is compiled and launched, and runs nothing."""
+    return HostCupy(folder, run=False)
+
+
+@pytest.fixture(scope="session")
+def by_blocks() -> Runner:
+    """A function that runs a program by numpy."""
+
+    def run(program: Program, arrays: list[Any]) -> list[Any]:
+        outputs = [np.empty(shape, program.dtype_of(register)) for register, shape in program.outputs]
+        with np.errstate(all="ignore"):
+            region_into(np, outputs, arrays, program)
+        return outputs
+
+    return run
