@@ -37,8 +37,10 @@ def _on_host(run: Callable[..., Any]) -> Callable[..., Any]:
             result = run(host, *attrs)
         else:
             guard.enter()
-            result = run(host, *attrs)
-            guard.leave()
+            try:
+                result = run(host, *attrs)
+            finally:
+                guard.leave()
         return result if xp is np else xp.asarray(result)
 
     return kernel
@@ -67,6 +69,9 @@ def _start_all_reduce(xp: Any, x: Any, comm: Communicator, op: ReduceOp, replica
         host = x
     else:
         host, reuse = np.ascontiguousarray(x if on_host else x.get()).reshape(x.shape), True
+    guard = comm.guard
+    if guard is not None:
+        guard.enter()
     start = comm.transport.start_all_reduce
     if host.dtype == np.bool_:
         pending: Pending = Then(start(host.view(np.uint8), _as_bytes(op)), lambda total: total.view(np.bool_))
@@ -74,6 +79,8 @@ def _start_all_reduce(xp: Any, x: Any, comm: Communicator, op: ReduceOp, replica
         pending = Then(start(host.astype(np.float32), op, reuse=True), lambda total: total.astype(host.dtype))
     else:
         pending = start(host, op, reuse=reuse)
+    if guard is not None:
+        pending = guard.until_done(pending)
     return pending if on_host else Then(pending, xp.asarray)
 
 

@@ -43,6 +43,9 @@ class Exchange(Protocol):
     def missing(self, number: int) -> list[int] | None:
         """The ranks that have not published entry `number`; None if that cannot be known."""
 
+    def skip(self, published: int, number: int) -> None:
+        """All ranks go on with `number`, though I have published up to `published` only, and compare nothing before."""
+
     def say_ended(self) -> None:
         """My script has ended."""
 
@@ -108,6 +111,10 @@ class NodeExchange:
         """See `Exchange.missing`."""
         return [rank for rank, line in enumerate(self._lines) if line[_COUNT] <= number]
 
+    def skip(self, published: int, number: int) -> None:
+        """See `Exchange.skip`."""
+        self._mine[_COUNT] = number
+
     def say_ended(self) -> None:
         """See `Exchange.say_ended`."""
         self._mine[_ENDED] = 1
@@ -126,7 +133,6 @@ class WireExchange:
         self._comm = comm
         self._greatest = MPI.MAX
         self._in_place = MPI.IN_PLACE
-        self._first = 0
         self._under_way: deque[tuple[int, MPI.Request, np.ndarray[Any, Any]]] = deque()
         self._abandoned: list[Any] = []  # of plans that failed: MPI still writes there
 
@@ -153,6 +159,12 @@ class WireExchange:
     def missing(self, number: int) -> None:
         """Unknown: an all-reduce does not tell who has not come."""
         return
+
+    def skip(self, published: int, number: int) -> None:
+        """See `Exchange.skip`. MPI wants the same all-reduces of all ranks, needed or not."""
+        self.publish(published, memoryview(bytes(8 * (number - published))).cast("q"))
+        self._abandoned.extend(self._under_way)
+        self._under_way.clear()
 
     def say_ended(self) -> None:
         """Nothing: the entry of the script's end says it."""

@@ -24,7 +24,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +34,9 @@ from fuel_parallel.comm.exchange import PIECE, Exchange, NodeExchange, WireExcha
 from fuel_parallel.comm.messages import Ledger, Message, is_message, lost
 from fuel_parallel.comm.mismatch import Row, describe
 from fuel_parallel.comm.node_local import ranks_of_my_node
+from fuel_parallel.comm.shared_reduction import progress
 from fuel_parallel.comm.standstill import Standstill
+from fuel_parallel.comm.transport import Pending
 from fuel_parallel.errors import CollectiveMismatchError
 from fuel_parallel.lazy import effects
 from fuel_parallel.lazy.node import Line, describe_line, script_line
@@ -54,8 +56,8 @@ _yield_core = os.sched_yield if hasattr(os, "sched_yield") else lambda: time.sle
 class Guard:
     """The guard of one communicator, over the MPI one that carries its messages. Making one is collective.
 
-    Entries are numbered. `published`, `verified` and `entered` say how far this rank is; `finished` is behind
-    `entered` while a collective runs.
+    Entries are numbered. `published`, `verified`, `entered` and `finished` say how far this rank is; `inside` is the
+    entry that it waits for at this moment, -1 while it waits for none.
     """
 
     def __init__(self, messages: MPI.Intracomm, name: str) -> None:
@@ -63,12 +65,12 @@ class Guard:
 
         self.name, self.rank, self.ranks = name, messages.rank, messages.size
         self.messages = messages
-        self.comm = messages.Dup()
         group, world = messages.Get_group(), MPI.COMM_WORLD.Get_group()
         self.world_ranks: list[int] = MPI.Group.Translate_ranks(group, list(range(self.ranks)), world)
         group.Free()
         world.Free()
         self.published = self.entered = self.finished = self.verified = 0
+        self.inside = -1
         self.receiving: Message | None = None
         self.ledger = Ledger()
         self._entries: Sequence[Entry] = ()
@@ -86,13 +88,13 @@ class Guard:
         from mpi4py import MPI
 
         wanted = np.array([os.environ.get("FUEL_GUARD", "1") != "0"], dtype=np.uint8)
-        self.comm.Allreduce(MPI.IN_PLACE, wanted, MPI.MIN)
+        self.messages.Allreduce(MPI.IN_PLACE, wanted, MPI.MIN)
         if not wanted[0]:
             return None
-        local = ranks_of_my_node(self.comm)
+        local = ranks_of_my_node(self.messages)
         memory = share(local, NodeExchange.nbytes(self.ranks)) if local.size == self.ranks else None
         local.Free()
-        return WireExchange(self.comm) if memory is None else NodeExchange(memory, self.rank, self.ranks)
+        return WireExchange(self.messages.Dup()) if memory is None else NodeExchange(memory, self.rank, self.ranks)
 
     # Before a plan runs.
 
@@ -106,6 +108,7 @@ class Guard:
         self._entries, self._lines, self._base, self._digests = entries, lines, base, digests
         self._ran.extend(serials)
         self.entered = self.finished = base  # after a plan that failed, too
+        self.inside = -1
         if self.exchange is not None:
             count = min(len(digests), PIECE)
             self.exchange.publish(base, digests[:PIECE] if count < len(digests) else digests)
@@ -115,7 +118,7 @@ class Guard:
 
     def enter(self) -> None:
         """To be called before a collective runs: returns when all ranks are there, with the same one."""
-        number = self.entered
+        number = self.inside = self.entered
         self.entered = number + 1
         if number >= self.verified:
             self._verify(number)
@@ -124,7 +127,13 @@ class Guard:
         """To be called after a collective has run."""
         global latest
         latest = self
-        self.finished = self.entered
+        self.finished = self.inside + 1
+        self.inside = -1
+
+    def until_done(self, pending: Pending) -> Pending:
+        """To be called instead of `leave` after a collective has only been started."""
+        number, self.inside = self.inside, -1
+        return _GoesOn(self, pending, number)
 
     def at_once(self, entry: Entry, line: Line | None) -> _AtOnce:
         """Around a collective that is not in the graph, called at `line`."""
@@ -141,24 +150,16 @@ class Guard:
             self.published += len(piece)
         found = exchange.compare(number, self.published)
         if found == number:
-            found = self._wait_for_others(exchange, number)
+
+            def ready() -> bool:
+                nonlocal found
+                found = exchange.compare(number, self.published)
+                return found != number
+
+            self._wait(ready, lambda: exchange.missing(number) or [])
         self.verified = found if found >= 0 else ~found
         if found == ~number:
-            self._disagree(number)
-
-    def _wait_for_others(self, exchange: Exchange, number: int) -> int:
-        found = number
-
-        def ready() -> bool:
-            nonlocal found
-            found = exchange.compare(number, self.published)
-            return found != number
-
-        def missing() -> list[int]:
-            return exchange.missing(number) or []
-
-        self._wait(ready, missing)
-        return found
+            self._disagree(exchange, number)
 
     # Messages.
 
@@ -204,6 +205,7 @@ class Guard:
         watch: Standstill | None = None
         try:
             while not ready():
+                progress()  # others may be waiting for my part of what I have started
                 _yield_core()
                 yielded += 1
                 if yielded % _YIELDS:
@@ -230,10 +232,8 @@ class Guard:
         receiving = self.receiving
         if receiving is not None:
             return str(receiving)
-        entered, base, entries, lines = self.entered, self._base, self._entries, self._lines
-        if entered == self.finished or not 0 < entered - base <= len(entries):
-            return ""
-        return _at(str(entries[entered - base - 1]), lines[entered - base - 1])
+        entries, lines, place = self._entries, self._lines, self.inside - self._base
+        return _at(str(entries[place]), lines[place]) if 0 <= place < len(entries) else ""
 
     def last(self) -> str:
         """The collective that this rank finished last, with its line; empty before the first."""
@@ -247,9 +247,10 @@ class Guard:
         receiving = self.receiving
         if receiving is not None:
             return [receiving.attrs[receiving.op.attr_names.index("source")]]
-        if self.exchange is None or self.entered == self.finished:
+        inside = self.inside
+        if self.exchange is None or inside < 0:
             return []
-        return self.exchange.missing(self.entered - 1) or []
+        return self.exchange.missing(inside) or []
 
     def nobody_is_missing(self) -> str:
         """Why `awaited` may name nobody."""
@@ -283,10 +284,16 @@ class Guard:
             unasked=tuple(unasked),
         )
 
-    def _disagree(self, number: int) -> None:
-        """All ranks come here with the same number."""
-        rows: list[Row] = self.comm.allgather(self._row(number))
-        raise CollectiveMismatchError(describe(self.name, number, rows))
+    def _disagree(self, exchange: Exchange, number: int) -> None:
+        """All ranks come here with the same number. Afterwards they can go on: they count from the same number."""
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        self._wait(self.messages.Ibarrier().Test, lambda: others)
+        found: list[tuple[Row, int]] = self.messages.allgather((self._row(number), self.published))
+        last = max(published for _, published in found)
+        exchange.skip(self.published, last)
+        self.published = self.verified = last
+        self.inside = -1
+        raise CollectiveMismatchError(describe(self.name, number, [row for row, _ in found]))
 
     # The end of the script.
 
@@ -303,7 +310,7 @@ class Guard:
         number = self._base
         found = self.exchange.compare(number, self.published)
         if found == ~number:
-            self._disagree(number)
+            self._disagree(self.exchange, number)
         if found == number:
             self.messages.Iprobe()
         return found > number
@@ -312,13 +319,32 @@ class Guard:
         """Raises when a message was sent that nobody received. A collective call."""
         if self.exchange is None:
             return
-        if found := lost(self.comm.allgather(self.ledger.summary())):
+        if found := lost(self.messages.allgather(self.ledger.summary())):
             listed = "\n  ".join(found)
             raise CollectiveMismatchError(
                 f"all ranks have ended the script, but messages of communicator '{self.name}' were not received\n"
                 f"  {listed}\n"
                 "  Likely cause: a recv under an `if`, or one whose value was never asked for"
             )
+
+
+class _GoesOn(Pending):
+    """A collective that was started. While this rank waits for its end it is `inside`."""
+
+    def __init__(self, guard: Guard, pending: Pending, number: int) -> None:
+        self.guard, self.pending, self.number = guard, pending, number
+
+    def progress(self) -> None:
+        """See `Pending.progress`."""
+        self.pending.progress()
+
+    def wait(self) -> Any:
+        """See `Pending.wait`."""
+        self.guard.inside = self.number
+        try:
+            return self.pending.wait()
+        finally:
+            self.guard.leave()
 
 
 class _AtOnce:
@@ -359,6 +385,7 @@ def end() -> None:
     looks = 0
     while waiting := [guard for guard in waiting if not guard.all_ended()]:
         looks += 1
+        progress()
         if looks > _SPINS:
             time.sleep(0.0005)
     for guard in guards:

@@ -97,9 +97,9 @@ class _Watchdog:
         while True:
             time.sleep(self.turn)
             now = time.monotonic()
-            busy = next((g for g in guard.guards if g.entered != g.finished or g.receiving), None)
+            busy = next((g for g in guard.guards if g.inside >= 0 or g.receiving), None)
             self._write(busy)
-            state = None if busy is None else (busy, busy.entered, busy.receiving)
+            state = None if busy is None else (busy, busy.inside, busy.receiving)
             self.waited = self.waited + min(now - before, 2 * self.turn) if state and state == self.since else 0.0
             self.since, before = state, now
             if busy is not None and self.waited > self.timeout + self._patience(busy):
