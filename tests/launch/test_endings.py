@@ -1,0 +1,64 @@
+"""Ranks that go where no exception tells of it: the job ends soon, with one report and the right exit status."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+HEAD = """\
+import atexit, os, signal, sys
+import fuel_parallel as fp
+import fuel_parallel.lazy as ft
+world = fp.init()
+world.all_reduce(ft.ones(4)).numpy()
+open(f'up-{world.rank}', 'w').close()
+"""
+WITHIN_S = 5.0
+
+ENDINGS = {
+    "killed inside a collective": ("if world.rank: os.kill(os.getpid(), signal.SIGKILL)\nworld.barrier()", 137, "SIGKILL"),
+    "a crash at exit": ("if world.rank: atexit.register(os.kill, os.getpid(), signal.SIGSEGV)", 139, "SIGSEGV"),
+    "os._exit at exit": ("if world.rank: atexit.register(os._exit, 0)", 1, "rank 1 of 2"),
+    "os._exit(0) while others wait": ("if world.rank: os._exit(0)\nworld.barrier()", 1, "rank 1 of 2"),
+    "sys.exit while others wait": ("if world.rank: sys.exit(7)\nworld.barrier()", 7, "sys.exit(7)"),
+}
+
+
+def ends(fuelrun, process) -> tuple[int, str]:
+    begin = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    took = time.monotonic() - begin
+    assert took < WITHIN_S, f"took {took:.1f} s: {err}"
+    assert not fuelrun.left()
+    return process.returncode, err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ENDINGS)
+def test_all_ranks_end_with_one_report_and_the_right_status(fuelrun, how: str) -> None:
+    script, code, said = ENDINGS[how]
+    process = fuelrun.start("-n", "2", fuelrun.write(HEAD + script))
+    fuelrun.wait_for("up-*", 2)
+    status, err = ends(fuelrun, process)
+    assert (status, said in err, err.count("fuelrun: ")) == (code, True, 1), err
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_that_ends_without_init_does_not_keep_the_others_waiting(fuelrun) -> None:
+    script = "import os\nrank = os.environ['RANK']\nopen(f'up-{rank}', 'w').close()\nif rank == '1': raise SystemExit\n"
+    process = fuelrun.start("-n", "2", fuelrun.write(script + HEAD))
+    fuelrun.wait_for("up-*", 2)
+    status, err = ends(fuelrun, process)
+    assert status == 1
+    assert "fp.init()" in err
+
+
+@pytest.mark.timeout(60)
+def test_under_mpirun_a_mismatch_ends_the_job_too(fuelrun, mpirun: str) -> None:
+    script = fuelrun.write(HEAD + "if world.rank: world.barrier()")
+    process = fuelrun.start(script, command=(mpirun, "-n", "2"))
+    fuelrun.wait_for("up-*", 2)
+    status, err = ends(fuelrun, process)
+    assert status == 1
+    assert err.count("Likely cause: rank 0 ended the script") == 1
