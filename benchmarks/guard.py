@@ -1,7 +1,7 @@
 """What the guard costs: `fuelrun -n 2 benchmarks/guard.py`.
 
 Times `realize` of all-reduces of 8 elements with the guard on and off, in turns within one job, since a busy machine
-changes from minute to minute. The guard's own calls, and its meeting with the other ranks, are timed alone as well.
+changes from minute to minute.
 """
 
 from __future__ import annotations

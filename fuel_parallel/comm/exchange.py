@@ -151,9 +151,9 @@ class WireExchange:
             at, request, pair = self._under_way[0]
             if not request.Test():
                 return max(at, number)
-            self._under_way.popleft()
             if pair[0] != -pair[1]:
-                return ~at
+                return ~at  # it stays, for when its turn comes
+            self._under_way.popleft()
         return published
 
     def missing(self, number: int) -> None:

@@ -35,7 +35,7 @@ from fuel_parallel.comm.messages import Ledger, Message, is_message, lost
 from fuel_parallel.comm.mismatch import Row, describe
 from fuel_parallel.comm.node_local import ranks_of_my_node
 from fuel_parallel.comm.shared_reduction import progress
-from fuel_parallel.comm.standstill import Standstill
+from fuel_parallel.comm.standstill import Standstill, wait_until
 from fuel_parallel.comm.transport import Pending
 from fuel_parallel.errors import CollectiveMismatchError
 from fuel_parallel.lazy import effects
@@ -45,12 +45,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SPINS = 50  # looks before a waiting rank yields its core: see `node_memory`
-_YIELDS = 32  # between two calls that drive MPI forward
-_LOOK_AROUND_S = 0.05  # from here on a wait is worth asking why
 _ON_ITS_WAY_S = 0.25  # what a rank sent before its script ended has come by then
-_PATIENT_S = 1.0  # later than that nobody minds half a millisecond
-
-_yield_core = os.sched_yield if hasattr(os, "sched_yield") else lambda: time.sleep(0)
 
 
 class Guard:
@@ -192,38 +187,23 @@ class Guard:
 
         return check
 
-    # Waiting.
-
     def _wait(
         self, ready: Callable[[], bool], missing: Callable[[], list[int]], check: Callable[[], None] | None = None
     ) -> None:
         for _ in range(_SPINS):
             if ready():
                 return
-        began = looked = 0.0
-        yielded = 0
-        watch: Standstill | None = None
-        try:
-            while not ready():
-                progress()  # others may be waiting for my part of what I have started
-                _yield_core()
-                yielded += 1
-                if yielded % _YIELDS:
-                    continue
-                self.messages.Iprobe()
-                now = time.monotonic()
-                began = began or now
-                if now - began > _PATIENT_S:
-                    time.sleep(0.0005)
-                if now - max(began, looked) > _LOOK_AROUND_S:
-                    looked = now
-                    watch = watch or Standstill(f"{self.doing()} of communicator '{self.name}'")
-                    watch.look([self.world_ranks[rank] for rank in missing()])
-                    if check is not None:
-                        check()
-        finally:
-            if watch is not None:
-                watch.over()
+
+        def drive() -> None:
+            progress()  # others may be waiting for my part of what I have started
+            self.messages.Iprobe()
+
+        def look(watch: Standstill) -> None:
+            watch.look([self.world_ranks[rank] for rank in missing()])
+            if check is not None:
+                check()
+
+        wait_until(ready, drive, look, lambda: f"{self.doing()} of communicator '{self.name}'")
 
     # Words.
 

@@ -1,4 +1,4 @@
-"""Finding out, in a long wait, that it cannot end.
+"""Waiting for other ranks, and finding out that a wait cannot end.
 
 Two things can be seen on the node's board: that ranks wait for each other in a circle, and that a process is gone.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fuel_parallel import failure
@@ -17,8 +18,13 @@ from fuel_parallel.errors import CollectiveMismatchError, CommunicatorError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_YIELDS = 32  # between two calls that drive other work forward
+_LOOK_AROUND_S = 0.05  # from here on a wait is worth asking why
+_PATIENT_S = 1.0  # later than that nobody minds half a millisecond
 _STANDSTILL_S = 0.5  # a circle of waiting ranks that lasts so long does not end
 _GONE_S = 1.0  # a process that is gone for so long will not be reported by the launcher any more
+
+_yield_core = os.sched_yield if hasattr(os, "sched_yield") else lambda: time.sleep(0)
 
 _board: Board | None = None
 _waits = 0
@@ -32,6 +38,36 @@ def start(world: MPI.Intracomm) -> Board:
     _board = Board.of(local, ranks)
     local.Free()
     return _board
+
+
+def wait_until(
+    ready: Callable[[], bool], drive: Callable[[], None], look: Callable[[Standstill], None], doing: Callable[[], str]
+) -> None:
+    """Returns when `ready`. Meanwhile it calls `drive`, for what others wait for, and `look` if it takes long.
+
+    `doing` says what this rank waits in; whatever `look` raises ends the wait.
+    """
+    began = looked = 0.0
+    yielded = 0
+    watch: Standstill | None = None
+    try:
+        while not ready():
+            _yield_core()
+            yielded += 1
+            if yielded % _YIELDS:
+                continue
+            drive()
+            now = time.monotonic()
+            began = began or now
+            if now - began > _PATIENT_S:
+                time.sleep(0.0005)
+            if now - max(began, looked) > _LOOK_AROUND_S:
+                looked = now
+                watch = watch or Standstill(doing())
+                look(watch)
+    finally:
+        if watch is not None:
+            watch.over()
 
 
 class Standstill:

