@@ -69,9 +69,6 @@ def _start_all_reduce(xp: Any, x: Any, comm: Communicator, op: ReduceOp, replica
         host = x
     else:
         host, reuse = np.ascontiguousarray(x if on_host else x.get()).reshape(x.shape), True
-    guard = comm.guard
-    if guard is not None:
-        guard.enter()
     start = comm.transport.start_all_reduce
     if host.dtype == np.bool_:
         pending: Pending = Then(start(host.view(np.uint8), _as_bytes(op)), lambda total: total.view(np.bool_))
@@ -79,13 +76,24 @@ def _start_all_reduce(xp: Any, x: Any, comm: Communicator, op: ReduceOp, replica
         pending = Then(start(host.astype(np.float32), op, reuse=True), lambda total: total.astype(host.dtype))
     else:
         pending = start(host, op, reuse=reuse)
-    if guard is not None:
-        pending = guard.until_done(pending)
     return pending if on_host else Then(pending, xp.asarray)
 
 
+def _start_guarded(xp: Any, x: Any, comm: Communicator, *attrs: Any, reuse: bool) -> Pending:
+    guard = comm.guard
+    if guard is None:
+        return _start_all_reduce(xp, x, comm, *attrs, reuse=reuse)
+    guard.enter()
+    try:
+        pending = _start_all_reduce(xp, x, comm, *attrs, reuse=reuse)
+    except BaseException:
+        guard.leave()
+        raise
+    return guard.until_done(pending)
+
+
 def _all_reduce_kernel(xp: Any, x: Any, *attrs: Any) -> Any:
-    return _start_all_reduce(xp, x, *attrs, reuse=False).wait()
+    return _start_guarded(xp, x, *attrs, reuse=False).wait()
 
 
 def _all_reduce_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, replicated: bool) -> Tensor:
@@ -112,7 +120,7 @@ ALL_REDUCE = define(
         "all_reduce",
         infer=lambda x, comm, op, replicated: x,
         kernel=_all_reduce_kernel,
-        start=_start_all_reduce,
+        start=_start_guarded,
         vjp=(_all_reduce_vjp,),
         crosses_ranks=True,
         aliases=False,

@@ -116,7 +116,11 @@ class Guard:
         number = self.inside = self.entered
         self.entered = number + 1
         if number >= self.verified:
-            self._verify(number)
+            try:
+                self._verify(number)
+            except BaseException:
+                self.inside = -1
+                raise
 
     def leave(self) -> None:
         """To be called after a collective has run."""
@@ -272,7 +276,6 @@ class Guard:
         last = max(published for _, published in found)
         exchange.skip(self.published, last)
         self.published = self.verified = last
-        self.inside = -1
         raise CollectiveMismatchError(describe(self.name, number, [row for row, _ in found]))
 
     # The end of the script.

@@ -60,6 +60,7 @@ def test_what_differs_raises_on_every_rank_and_the_ranks_can_go_on(comm, what: s
         assert cause in said
         assert said.count("test_guard.py:") >= 2
         assert len(set(MPI.COMM_WORLD.allgather(said))) == 1
+        assert comm.guard.inside == -1
         assert comm.all_reduce(ft.ones(3) * (RANK + 1)).numpy().tolist() == [N * (N + 1) / 2] * 3
 
 
@@ -163,6 +164,15 @@ def test_nobody_waits_inside_after_a_kernel_failed(comm, monkeypatch) -> None:
     del total, broken
     gc.collect()
     assert comm.all_reduce(ft.ones(2)).numpy().tolist() == [N, N]
+
+
+def test_nobody_is_inside_of_what_could_not_be_started(comm, monkeypatch) -> None:
+    x = ft.ones(LARGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(comm.transport, "start_all_reduce", None)
+        with pytest.raises(fp.errors.RealizeError):
+            comm.all_reduce(x).numpy()
+    assert comm.guard.inside == -1
 
 
 def test_what_it_is_in_and_what_it_finished_is_known(comm) -> None:
