@@ -225,9 +225,11 @@ def test_the_cache_is_bounded():
 
 def test_passes_are_switched_by_name(monkeypatch):
     monkeypatch.setenv(passes.VARIABLE, "-fusion, -cse")
-    assert passes.enabled() == ("expand", "fold", "algebra", "overlap")
+    assert passes.enabled() == ("attention", "expand", "fold", "algebra", "overlap")
     monkeypatch.setenv(passes.VARIABLE, "none")
     assert passes.enabled() == ()
     monkeypatch.setenv(passes.VARIABLE, "-fussion")
-    with pytest.raises(ArgumentError, match=r"'-fussion'.*the passes are expand, fold, algebra, cse, fusion"):
+    with pytest.raises(
+        ArgumentError, match=r"'-fussion'.*the passes are attention, expand, fold, algebra, cse, fusion"
+    ):
         passes.enabled()
