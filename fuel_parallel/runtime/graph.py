@@ -101,6 +101,10 @@ class Builder:
         self.instructions.append(Instruction(op, tuple(inputs), attrs, spec, origin))
         return -len(self.instructions)
 
+    def spec(self, value: int) -> Spec:
+        """The spec of a new instruction's value."""
+        return self.instructions[-value - 1].spec
+
     def keep(self, instruction: Instruction) -> int:
         """An old instruction, on the new numbers of its inputs."""
         i = instruction

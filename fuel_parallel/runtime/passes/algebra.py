@@ -88,6 +88,15 @@ def _permute(view: _View, i: Instruction) -> int | None:
     return view.replace(i, "permute_dims", inner.inputs, axes)
 
 
+def _slice(view: _View, i: Instruction) -> int | None:
+    """All of a tensor; or the window of one that is zero outside of it, as the cotangent of a window is."""
+    (source,) = i.inputs
+    if all(w == (0, 1, extent) for w, extent in zip(i.attrs[0], view.spec(source).shape, strict=True)):
+        return source
+    inner = view.made_by(source, "unslice")
+    return inner.inputs[0] if inner is not None and inner.attrs[1] == i.attrs[0] else None
+
+
 def _astype(view: _View, i: Instruction) -> int | None:
     inner = view.made_by(i.inputs[0], "astype")
     if inner is None:
@@ -181,6 +190,7 @@ _MOST_WINDOWS = 64
 _RULES: dict[str, tuple[Rule, ...]] = {
     "reshape": (_reshape,),
     "permute_dims": (_permute,),
+    "slice": (_slice,),
     "astype": (_astype,),
     "add": (_sum_of_windows, _whole_constant),
     "subtract": (_neutral(0, (1,)), _whole_constant),

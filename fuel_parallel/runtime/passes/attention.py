@@ -101,7 +101,7 @@ class _Attention:
         query, key, value, mask = self._unpacked(inputs)
         operands = [query, key, value, *mask]
         extended = Tensor(apply(ops.ATTENTION, tuple(t.node for t in operands), self.causal, self.scale))
-        result = extended[..., :-1]
+        result = extended[..., : value.shape[-1]]
         if self.blind:
             result = binary.where(_sees(*mask), result, math.nan)
         return extended, manipulation.reshape(result, (*self.shape[:-1], value.shape[-1]))
@@ -168,8 +168,7 @@ def attention(graph: Graph) -> Graph:
                 new[a.result] = result
         if first not in new:
             g, parts = next((g, parts) for g, parts in a.cotangents.items() if first in parts.values())
-            whole = Spec((*_spread(specs[0], a.shape).shape[:-1], specs[2].shape[-1] + 1), i.spec.dtype, i.spec.device)
-            body = graph_of(a.backward, [values.specs[g], whole, *specs])
+            body = graph_of(a.backward, [values.specs[g], builder.spec(extended[a]), *specs])
             made = builder.inline(body, [builder.at[g], extended[a], *inputs], i.origin)
             new |= {parts[name]: value for name, value in zip(_INPUTS, made, strict=True) if name in parts}
         builder.at.append(new[first])
