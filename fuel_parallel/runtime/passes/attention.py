@@ -289,15 +289,13 @@ def _cotangent(values: Values, d: int, form: _Softmax, names: Bound, scores: _Sc
     for link, known in reversed(scores.links):
         here = dict(known)
         step = values.match(link.backward, d, here)
-        if step is None or ("zero" in here and values.filled_with(here["zero"]) != 0):
+        if step is None or values.specs[d] is not spec or ("zero" in here and values.filled_with(here["zero"]) != 0):
             return None
         passed |= step
         d = here["d"]
-        if values.specs[d] is not spec:
-            return None
     here = dict(names)
     step = values.match(form.backward, d, here)
-    if step is None or values.match("mT(v)", here["vt"], here) is None or values.specs[here["dw"]] is not spec:
+    if step is None or values.specs[d] is not spec or values.match("mT(v)", here["vt"], here) is None:
         return None
     names["v"] = here["v"]
     inside |= passed | step
