@@ -288,7 +288,9 @@ def test_memory_grows_with_the_length_alone():
 
 
 @pytest.mark.usefixtures("only_what_pays")
-@pytest.mark.parametrize(("length", "dim", "pays"), [(512, 64, True), (512, 256, False), (64, 4, False)])
+@pytest.mark.parametrize(
+    ("length", "dim", "pays"), [(512, 64, True), (256, 64, False), (512, 256, False), (64, 4, False)]
+)
 def test_few_scores_are_left_in_a_matrix(length, dim, pays):
-    """Where there are no more of them than inputs, or than the op computes at one time."""
+    """Where there are not twice as many as inputs, or no more than the op computes at one time."""
     assert is_recognized(attend(*arguments((8, length, dim) if length > 64 else (2, length, dim)))) == pays
