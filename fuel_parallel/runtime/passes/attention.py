@@ -28,8 +28,8 @@ MASK_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
-class _Softmax:
-    """A way to write the softmax w of x, and what `grad` makes of it from the cotangent dw of w."""
+class _Written:
+    """How something is written, and what `grad` makes of it."""
 
     forward: str
     backward: str
@@ -40,30 +40,24 @@ _D_SHIFTED = (
     "multiply(add(divide(dw := matmul(g, vt), total), broadcast_to(sum(multiply(negative(dw), divide(w, total))))), e)"
 )
 _SOFTMAXES = (
-    _Softmax("softmax(x)", "multiply(w, subtract(dw := matmul(g, vt), sum(multiply(dw, w))))"),
-    _Softmax(_EXPONENTIALS.format(top="stop_gradient(max(x))"), _D_SHIFTED),
-    _Softmax(
+    _Written("softmax(x)", "multiply(w, subtract(dw := matmul(g, vt), sum(multiply(dw, w))))"),
+    _Written(_EXPONENTIALS.format(top="stop_gradient(max(x))"), _D_SHIFTED),
+    _Written(
         _EXPONENTIALS.format(top="max(x)"),
         f"add(ds := {_D_SHIFTED}, multiply(sum(negative(ds)), divide(hit := astype(equal(x, top)), sum(hit))))",
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """From the scores s towards the softmax, and from its cotangent d back. n is a number: -inf with a mask m."""
-
-    forward: str
-    backward: str
+"""The softmax w of x, and what the cotangent dw of w becomes."""
 
 
 _LINKS = (
-    _Link("multiply(s, n)", "multiply(d, n)"),
-    _Link("multiply(n, s)", "multiply(d, n)"),
-    _Link("divide(s, n)", "divide(d, n)"),
-    _Link("where(m, s, n)", "where(m, d, zero)"),
-    _Link("where(m, n, s)", "where(m, zero, d)"),
+    _Written("multiply(s, n)", "multiply(d, n)"),
+    _Written("multiply(n, s)", "multiply(d, n)"),
+    _Written("divide(s, n)", "divide(d, n)"),
+    _Written("where(m, s, n)", "where(m, d, zero)"),
+    _Written("where(m, n, s)", "where(m, zero, d)"),
 )
+"""From the scores s towards the softmax, and from its cotangent d back. n is a number: -inf with a mask m."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -76,7 +70,7 @@ class _Scores:
     mask: int | None
     hides: bool
     """The mask says which keys are hidden, not which are seen."""
-    links: tuple[tuple[_Link, Bound], ...]
+    links: tuple[tuple[_Written, Bound], ...]
     """From the softmax up to the product, each with what its names stand for."""
 
 
@@ -181,8 +175,11 @@ def _products(a: _Attention) -> list[int]:
 
 
 def pays(scores: Spec, operands: list[Spec]) -> bool:
-    """Whether the scores are many: more than query, key and value, and than the op has at one time in any case."""
-    return scores.size > max(ops.SCORES, sum(spec.size for spec in operands))
+    """Whether the scores are many: beside query, key and value, and beside what the op has at one time in any case.
+
+    The backward op computes the scores again, which takes longer than to read them where they are few.
+    """
+    return scores.size > max(ops.SCORES, 2 * sum(spec.size for spec in operands))
 
 
 def _spread(spec: Spec, shape: Shape) -> Spec:
@@ -207,7 +204,7 @@ def _recognize(values: Values, w: int) -> _Attention | None:
 def _scores(values: Values, x: int, inside: set[int]) -> _Scores | None:
     """From the input of the softmax up to the product of query and keys."""
     spec = values.specs[x]
-    links: list[tuple[_Link, Bound]] = []
+    links: list[tuple[_Written, Bound]] = []
     scale, mask, hides = 1.0, None, False
     while values.specs[x] is spec:
         names: Bound = {}
@@ -232,7 +229,7 @@ def _scores(values: Values, x: int, inside: set[int]) -> _Scores | None:
     return None
 
 
-def _link(values: Values, x: int) -> tuple[_Link, Bound, float] | None:
+def _link(values: Values, x: int) -> tuple[_Written, Bound, float] | None:
     """The link that makes x, what its names stand for, and its number."""
     for link in _LINKS:
         names: Bound = {}
@@ -243,7 +240,7 @@ def _link(values: Values, x: int) -> tuple[_Link, Bound, float] | None:
     return None
 
 
-def _around(values: Values, form: _Softmax, names: Bound, scores: _Scores, inside: set[int]) -> _Attention | None:
+def _around(values: Values, form: _Written, names: Bound, scores: _Scores, inside: set[int]) -> _Attention | None:
     """The attention around these scores, if all that reads them and the weights belongs to it."""
     w = names["w"]
     results = [p for p in values.readers(w) if values.match("matmul(w, v)", p, names) is not None]
@@ -281,22 +278,20 @@ def _with_transposed(values: Values, source: int, pattern: str) -> Iterator[tupl
                     yield t, product, names["d"]
 
 
-def _cotangent(values: Values, d: int, form: _Softmax, names: Bound, scores: _Scores, inside: set[int]) -> int | None:
+def _cotangent(values: Values, d: int, form: _Written, names: Bound, scores: _Scores, inside: set[int]) -> int | None:
     """From the cotangent d of the product of query and keys up to that of the result."""
     spec = values.specs[names["w"]]
     passed: set[int] = set()
     for link, known in reversed(scores.links):
         here = dict(known)
         step = values.match(link.backward, d, here)
-        if step is None or ("zero" in here and values.filled_with(here["zero"]) != 0):
+        if step is None or values.specs[d] is not spec or ("zero" in here and values.filled_with(here["zero"]) != 0):
             return None
         passed |= step
         d = here["d"]
-        if values.specs[d] is not spec:
-            return None
     here = dict(names)
     step = values.match(form.backward, d, here)
-    if step is None or values.match("mT(v)", here["vt"], here) is None or values.specs[here["dw"]] is not spec:
+    if step is None or values.specs[d] is not spec or values.match("mT(v)", here["vt"], here) is None:
         return None
     names["v"] = here["v"]
     inside |= passed | step
