@@ -5,11 +5,13 @@
     gather          the reduced sections, to where they are wanted
 
 An element is computed once, so all ranks get the same bits. Bytes move in the dtype of the arrays: bfloat16 costs half
-of float32. Each function is a collective call; arrays are contiguous.
+of float32. Small arrays are gathered whole instead, and every rank reduces all of them: one collective of MPI, not two.
+Each function is a collective call; arrays are contiguous.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,20 +23,50 @@ from fuel_parallel.partitioning import partition
 if TYPE_CHECKING:
     from fuel_parallel.comm.communicator import ReduceOp
     from fuel_parallel.comm.transport import Transport
+    from fuel_parallel.lazy.dtypes import DType
+
+
+GATHERED_BYTES = 32 << 10
+"""Up to this size, of the arrays of all ranks together, they are gathered whole."""
 
 
 def all_reduce(transport: Transport, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
     """The reduction, on every rank; into `out`, if given, which may be `x`."""
-    sizes = _sizes(x, transport.ranks)
-    total = transport.all_gather(reduce_scatter(transport, x.reshape(-1), op, sizes), sizes).reshape(x.shape)
+    if x.nbytes * transport.ranks <= GATHERED_BYTES:
+        total = _reduced_everywhere(transport, x, op)
+    else:
+        sizes = _sizes(x, transport.ranks)
+        total = transport.all_gather(reduce_scatter(transport, x.reshape(-1), op, sizes), sizes).reshape(x.shape)
     if out is None:
         return total
     out[...] = total
     return out
 
 
+def _reduced_everywhere(transport: Transport, x: Host, op: ReduceOp) -> Host:
+    gathered = transport.all_gather(x.reshape(1, -1), (1,) * transport.ranks)
+    # Which of 0.0 and -0.0 is the lesser depends on whether numpy takes a vector instruction, and so on where an
+    # element lies: for the same bits everywhere all lie alike.
+    rows = _aligned((transport.ranks + 1, x.size), x.dtype)
+    rows[1:] = gathered
+    reduce_into(rows[0], list(rows[1:]), op)
+    total: Host = rows[0].reshape(x.shape)
+    return total
+
+
+def _aligned(shape: tuple[int, int], dtype: DType) -> Host:
+    """An array that begins with a cache line."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + 64, np.uint8)
+    start = -memory.__array_interface__["data"][0] % 64
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
 def reduce(transport: Transport, x: Host, op: ReduceOp, root: int) -> Host | None:
     """The reduction on `root`, None elsewhere."""
+    if x.nbytes * transport.ranks <= GATHERED_BYTES:
+        total = _reduced_everywhere(transport, x, op)
+        return total if transport.rank == root else None
     sizes = _sizes(x, transport.ranks)
     mine = reduce_scatter(transport, x.reshape(-1), op, sizes)
     blocks = [mine if rank == root else mine[:0] for rank in range(transport.ranks)]
