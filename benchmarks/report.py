@@ -25,7 +25,6 @@ import fuel_parallel
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
-NODE_LOCAL = "FUEL_NODE_LOCAL"  # what the all-reduce benchmark is about, whether or not it is on by itself
 PEERS = ("torch", "torch-compile", "jax", "mlx")
 FEWER_STEPS = {"mlx": 5}  # it is far slower than the others on x86
 ALONE = {"mlx": "its backends for several processes are not measured"}
@@ -71,11 +70,10 @@ def run(*words: str, shown: Sequence[str] = ()) -> Outcome:
     click.echo(f"  {shlex.join(words)}", err=True)
     script, *rest = words
     launcher = ["-m", "fuelrun", "--quiet", "-n", "2"] if script == "all_reduce.py" else []
-    more = {NODE_LOCAL: "1"} if launcher else {}
     command = [sys.executable, *launcher, str(ROOT / "benchmarks" / script), "--json", *rest]
-    start = f"env {NODE_LOCAL}=1 fuelrun -n 2" if launcher else "python"
+    start = "fuelrun -n 2" if launcher else "python"
     said = (*shlex.split(start), f"benchmarks/{script}", *(shown or rest))
-    done = subprocess.run(command, capture_output=True, text=True, env=race.environment(**more), check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=race.environment(), check=False)
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         return Outcome(said, {}, reason_in(lines))

@@ -30,7 +30,7 @@ TUNING = "fuel_parallel.comm.tuning"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 def bench(tune: bool, ranks: int | None, seconds: float, output: Path | None, as_json: bool) -> int:
-    r"""Measure collectives on this machine.
+    """Measure collectives on this machine.
 
     Inside a node, arrays can go through MPI or through memory that the ranks share; which is faster depends on size,
     number of ranks, MPI and machine. `--tune` times both, some 20 s for each number of ranks (2, 4, ... and N), and
@@ -41,7 +41,7 @@ def bench(tune: bool, ranks: int | None, seconds: float, output: Path | None, as
       fuelrun bench --tune                  for as many ranks as there are cores
       fuelrun bench --tune -n 4             for 2 and for 4 ranks
       srun -N 1 -n 16 fuelrun bench --tune  on a node of a cluster
-    """
+    """  # noqa: D301 (click wants the backspace itself)
     if not tune:
         raise click.UsageError("say what to measure: fuelrun bench --tune (`fuelrun bench --help` shows more)")
     if output is not None and not output.absolute().parent.is_dir():

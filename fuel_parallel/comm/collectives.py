@@ -1,19 +1,20 @@
 """The collectives as ops: shape rule, kernel, vjp. Attributes begin with the communicator.
 
-Kernels hand contiguous host arrays of plain numeric dtypes to the transport. What MPI cannot reduce is made fit here:
-bools are reduced as bytes, 16-bit floats in float32 and rounded once. Gathering and scattering always happen along the
-first dimension; others are moved there and back.
+Kernels hand contiguous host arrays to the transport, of every dtype of the library; what a reduction of them is, is in
+`reduction`. Gathering and scattering always happen along the first dimension; others are moved there and back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from fuel_parallel.comm import sections
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
-from fuel_parallel.comm.transport import Pending, Then, averaged
+from fuel_parallel.comm.transport import Pending, Then
 from fuel_parallel.errors import GradientError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
@@ -46,20 +47,6 @@ def _on_host(run: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _reducible(x: Host, op: ReduceOp, world_size: int, run: Callable[[Host, ReduceOp], Host]) -> Host:
-    """Reduces with `run`, which knows SUM, PRODUCT, MIN and MAX of plain numbers only."""
-    if x.dtype == np.bool_:
-        return run(x.view(np.uint8), _as_bytes(op)).view(np.bool_)
-    wide = x.astype(np.float32) if dtypes.is_half(x.dtype) else x
-    result = run(wide, ReduceOp.SUM if op is ReduceOp.AVG else op)
-    return averaged(result, op, world_size).astype(x.dtype, copy=False)
-
-
-def _as_bytes(op: ReduceOp) -> ReduceOp:
-    """The reduction of bools as the bytes that they are."""
-    return ReduceOp.MAX if op in (ReduceOp.SUM, ReduceOp.MAX) else ReduceOp.MIN
-
-
 # Reductions.
 
 
@@ -69,13 +56,7 @@ def _start_all_reduce(xp: Any, x: Any, comm: Communicator, op: ReduceOp, replica
         host = x
     else:
         host, reuse = np.ascontiguousarray(x if on_host else x.get()).reshape(x.shape), True
-    start = comm.transport.start_all_reduce
-    if host.dtype == np.bool_:
-        pending: Pending = Then(start(host.view(np.uint8), _as_bytes(op)), lambda total: total.view(np.bool_))
-    elif dtypes.is_half(host.dtype):
-        pending = Then(start(host.astype(np.float32), op, reuse=True), lambda total: total.astype(host.dtype))
-    else:
-        pending = start(host, op, reuse=reuse)
+    pending = comm.transport.start_all_reduce(host, op, reuse=reuse)
     return pending if on_host else Then(pending, xp.asarray)
 
 
@@ -130,16 +111,13 @@ ALL_REDUCE = define(
 
 
 def _reduce_kernel(x: Host, comm: Communicator, op: ReduceOp, root: int) -> Host:
-    def run(array: Host, plain: ReduceOp) -> Host:
-        result = comm.transport.reduce(array, plain, root)
-        return np.zeros_like(array) if result is None else result
-
-    return _reducible(x, op, comm.world_size, run)
+    result = comm.transport.reduce(x, op, root)
+    return np.zeros_like(x) if result is None else result
 
 
-def _check_linear(function: str, op: ReduceOp) -> None:
+def _check_linear(function: str, op: ReduceOp, instead: str = "use all_reduce, which has") -> None:
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
-        raise GradientError(f"grad: {function} by {op.name} has no gradient; use all_reduce, which has")
+        raise GradientError(f"grad: {function} by {op.name} has no gradient; {instead}")
 
 
 def _reduce_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, root: int) -> Tensor:
@@ -172,8 +150,7 @@ def _with_extent(x: Spec, dim: int, extent: int) -> Spec:
 def _reduce_scatter_kernel(x: Host, comm: Communicator, op: ReduceOp, dim: int) -> Host:
     rows = tuple(len(part) for part in partition(x.shape[dim], comm.world_size))
     front = np.ascontiguousarray(np.moveaxis(x, dim, 0))
-    mine = _reducible(front, op, comm.world_size, lambda a, plain: comm.transport.reduce_scatter(a, plain, rows))
-    return np.moveaxis(mine, 0, dim)
+    return np.moveaxis(comm.transport.reduce_scatter(front, op, rows), 0, dim)
 
 
 def _reduce_scatter_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, dim: int) -> Tensor:
@@ -191,6 +168,31 @@ REDUCE_SCATTER = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "op", "dim"),
+    )
+)
+
+
+def _scan_kernel(x: Host, comm: Communicator, op: ReduceOp, exclusive: bool, reverse: bool) -> Host:
+    return sections.scan(comm.transport, x, op, exclusive=exclusive, reverse=reverse)
+
+
+def _scan_vjp(
+    g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, exclusive: bool, reverse: bool
+) -> Tensor:
+    """My tensor is in the sums of all ranks from mine on: their cotangents, summed from the other end."""
+    _check_linear("scan", op, "take all_gather and the product or extremum of a slice")
+    return (comm.exscan if exclusive else comm.scan)(g, op, reverse=not reverse)
+
+
+SCAN = define(
+    Op(
+        "scan",
+        infer=lambda x, comm, op, exclusive, reverse: x,
+        kernel=_on_host(_scan_kernel),
+        vjp=(_scan_vjp,),
+        crosses_ranks=True,
+        aliases=False,
+        attr_names=("comm", "op", "exclusive", "reverse"),
     )
 )
 
@@ -257,7 +259,9 @@ def _all_to_all_kernel(x: Host, comm: Communicator, split_dim: int, concat_dim: 
         if split_dim != concat_dim:
             shape[concat_dim] = extent
         shapes.append(tuple(shape))
-    return np.concatenate(comm.transport.all_to_all(blocks, shapes), axis=concat_dim)
+    # What all ranks have together: no rank gives or gets more, and all know it.
+    most_bytes = math.prod((*x.shape[:concat_dim], *x.shape[concat_dim + 1 :])) * sum(rows) * x.itemsize
+    return np.concatenate(comm.transport.all_to_all(blocks, shapes, most_bytes), axis=concat_dim)
 
 
 def _all_to_all_vjp(

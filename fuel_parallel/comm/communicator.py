@@ -142,6 +142,21 @@ class Communicator(ABC):
         dim = self._check_dim("reduce_scatter", x, dim)
         return x if self.world_size == 1 else self._collect(collectives.REDUCE_SCATTER, x, op, dim)
 
+    def scan(self, x: Tensor, op: ReduceOp = ReduceOp.SUM, *, reverse: bool = False) -> Tensor:
+        """The reduction of the tensors of ranks 0 up to mine; with `reverse`, from mine up to the last.
+
+        vjp (SUM only): the scan of the cotangents from the other end.
+        """
+        return self._scan("scan", x, op, exclusive=False, reverse=reverse)
+
+    def exscan(self, x: Tensor, op: ReduceOp = ReduceOp.SUM, *, reverse: bool = False) -> Tensor:
+        """The reduction of the tensors of the ranks before mine; with `reverse`, of those after mine.
+
+        Where there are none it is what changes nothing: 0 for SUM, 1 for PRODUCT, the greatest value of the dtype for
+        MIN, the least for MAX (infinities, if it has them). vjp (SUM only): the exscan from the other end.
+        """
+        return self._scan("exscan", x, op, exclusive=True, reverse=reverse)
+
     def all_to_all(self, x: Tensor, split_dim: int, concat_dim: int, *, size: int | None = None) -> Tensor:
         """Part r of my tensor, cut along `split_dim`, goes to rank r; what comes is joined along `concat_dim`.
 
@@ -222,12 +237,38 @@ class Communicator(ABC):
         """Around a collective call that is made at once: begins when all ranks are there, with the same one."""
         return nullcontext() if self.guard is None else self.guard.at_once(entry, script_line())
 
+    def broadcast_object(self, value: Any = None, root: int = 0, *, type: Any = Any) -> Any:
+        """The object of rank `root`, on every rank, at once; the others may leave theirs out.
+
+        For small control data: whatever MessagePack holds. It comes as that, tuples as lists and dataclasses as dicts,
+        on `root` too, unless `type` says what to make of it. Collectives that the script made earlier run first.
+
+        >>> from fuel_parallel import IdentityComm
+        >>> IdentityComm().broadcast_object({"seed": 7, "layers": (2, 3)})
+        {'seed': 7, 'layers': [2, 3]}
+        """
+        self._check_rank("broadcast_object", "root", root)
+        return objects.broadcast_object(self, value, root, type)
+
+    def all_gather_object(self, value: Any, *, type: Any = Any) -> list[Any]:
+        """The objects of all ranks, by rank, on every rank, at once; see `broadcast_object`."""
+        return objects.all_gather_object(self, value, type)
+
     @abstractmethod
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """The communicator of all ranks that give the same `color`, ordered by `key`, then by rank.
 
         A collective call, made at once. `None` takes part in no group and gets None.
         """
+
+    def _scan(self, function: str, x: Tensor, op: ReduceOp, *, exclusive: bool, reverse: bool) -> Tensor:
+        x = self._operand(function, x)
+        _check_reduction(function, x, op)
+        if op is ReduceOp.AVG:
+            raise ArgumentError(f"{function}: AVG is no scan; take that by SUM, and divide by how many it sums")
+        if self.world_size == 1:
+            return creation.full_like(x, reduction.identity(op, x.dtype).item()) if exclusive else x
+        return self._collect(collectives.SCAN, x, op, exclusive, reverse)
 
     # Checks.
 
@@ -284,4 +325,4 @@ def _check_differentiable(function: str, dtype: dtypes.DType, differentiable: bo
 
 
 # The ops are built on the communicator's methods, for their vjps are collectives again.
-from fuel_parallel.comm import collectives  # noqa: E402
+from fuel_parallel.comm import collectives, objects, reduction  # noqa: E402

@@ -1,19 +1,25 @@
-"""Ranks of an MPI job, through mpi4py."""
+"""Ranks of an MPI job, through mpi4py.
+
+MPI counts in C ints before version 4, which Open MPI 5 still is, and libraries count bytes in them where they should
+not. So no call here is given more than `LARGEST_MESSAGE` bytes: larger arrays go in pieces.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fuel_parallel.comm import sections
 from fuel_parallel.comm.communicator import CommInfo, Communicator, ReduceOp
 from fuel_parallel.comm.entries import SPLIT
 from fuel_parallel.comm.guard import Guard
 from fuel_parallel.comm.node_local import NodeLocalTransport
+from fuel_parallel.comm.reduction import BY_MPI, averaged
 from fuel_parallel.comm.shared_reduction import settle
-from fuel_parallel.comm.transport import Host, Pending, Transport, averaged, filled
+from fuel_parallel.comm.transport import Done, Host, Pending, Transport, check_buffers, filled
 from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
@@ -24,6 +30,9 @@ if TYPE_CHECKING:
 
 NONBLOCKING_BYTES = 64 << 10
 """From this size on a plan's all-reduce is an MPI_Iallreduce; below, there is less to hide than it costs."""
+
+LARGEST_MESSAGE = 1 << 30
+"""The most bytes in one call of MPI."""
 
 _in_flight: list[tuple[MPI.Request, Host]] = []
 """Sends that are not known to be through, with the memory they read from."""
@@ -75,8 +84,22 @@ class MpiComm(Communicator):
         return result
 
 
+def pieces(x: Host) -> Iterator[Host]:
+    """An array, or where it is too large for one call of MPI, its elements part by part."""
+    if x.nbytes <= LARGEST_MESSAGE:
+        yield x
+        return
+    flat = x.reshape(-1)
+    step = LARGEST_MESSAGE // x.itemsize
+    for start in range(0, flat.size, step):
+        yield flat[start : start + step]
+
+
 class MpiTransport(Transport):
-    """Blocking MPI calls on host arrays; sends are non-blocking and hold their buffer until they are through."""
+    """Blocking MPI calls on host arrays; sends are non-blocking and hold their buffer until they are through.
+
+    MPI moves all dtypes as words of their size, and reduces those of `BY_MPI`; the others are reduced by `sections`.
+    """
 
     def __init__(self, comm: MPI.Comm) -> None:
         from mpi4py import MPI
@@ -92,49 +115,89 @@ class MpiTransport(Transport):
         }
         self.in_place = MPI.IN_PLACE
         self._mpi = MPI
-
-    def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
-        result = filled(x, out)
-        self.comm.Allreduce(self.in_place, result, self.ops[op])
-        return result
+        # So that a send of the script cannot be taken for a part of a collective.
+        self._tag: int = comm.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
 
     @property
     def ranks(self) -> int:
         return self.comm.size
 
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    # Reductions.
+
+    def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
+        check_buffers(x, out)
+        if x.dtype not in BY_MPI[op]:
+            return sections.all_reduce(self, x, op, out)
+        result = filled(x, out)
+        for piece in pieces(result):
+            self.comm.Allreduce(self.in_place, piece, self.ops[op])
+        return averaged(result, op, self.ranks)
+
     def start_all_reduce(self, x: Host, op: ReduceOp, *, reuse: bool = False) -> Pending:
-        # By the size alone, and not by whether there is anything to do meanwhile: a blocking all-reduce on one rank
-        # and a non-blocking one on another would not be the same operation to MPI.
-        if x.nbytes < self.nonblocking_from:
-            return super().start_all_reduce(x, op, reuse=reuse)
+        # By size and dtype alone, and not by whether there is anything to do meanwhile: a blocking all-reduce on one
+        # rank and a non-blocking one on another would not be the same operation to MPI.
+        if x.nbytes < self.nonblocking_from or x.dtype not in BY_MPI[op]:
+            return Done(self.all_reduce(x, op, x if reuse else None))
         return MpiReduction(self, x, op, reuse)
 
     def reduce(self, x: Host, op: ReduceOp, root: int) -> Host | None:
-        result = np.empty_like(x) if self.comm.rank == root else None
-        self.comm.Reduce(x, result, self.ops[op], root)
-        return result
+        if x.dtype not in BY_MPI[op]:
+            return sections.reduce(self, x, op, root)
+        result = np.empty_like(x) if self.rank == root else None
+        self._reduce(x, result, op, root)
+        return None if result is None else averaged(result, op, self.ranks)
+
+    def _reduce(self, x: Host, result: Host | None, op: ReduceOp, root: int) -> None:
+        targets = itertools.repeat(None) if result is None else pieces(result)
+        for piece, target in zip(pieces(x), targets, strict=False):
+            self.comm.Reduce(piece, target, self.ops[op], root)
+
+    def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
+        if x.dtype not in BY_MPI[op]:
+            return sections.reduce_scatter(self, x, op, rows)
+        result = np.empty((rows[self.rank], *x.shape[1:]), dtype=x.dtype)
+        if x.nbytes <= LARGEST_MESSAGE:
+            width = x.size // x.shape[0] if x.shape[0] else 0
+            self.comm.Reduce_scatter(x, result, [r * width for r in rows], self.ops[op])
+        else:
+            for rank, (end, count) in enumerate(zip(np.cumsum(rows), rows, strict=True)):
+                self._reduce(x[end - count : end], result if rank == self.rank else None, op, rank)
+        return averaged(result, op, self.ranks)
+
+    # Movement.
 
     def broadcast(self, x: Host, root: int) -> Host:
-        result = x.copy() if self.comm.rank == root else np.empty_like(x)
-        self.comm.Bcast(self.words(result), root)
+        result = x.copy() if self.rank == root else np.empty_like(x)
+        self.fill(result, root)
         return result
+
+    def fill(self, x: Host, root: int) -> None:
+        """Writes into `x` what rank `root` has in its own."""
+        for piece in pieces(x):
+            self.comm.Bcast(self.words(piece), root)
 
     def all_gather(self, x: Host, rows: Sequence[int]) -> Host:
         result = np.empty((sum(rows), *x.shape[1:]), dtype=x.dtype)
-        words, kind = self.words(result)
-        width = words.size // sum(rows) if sum(rows) else 0
-        counts = [r * width for r in rows]
-        self.comm.Allgatherv(self.words(x), [words, counts, kind])
+        if result.nbytes <= LARGEST_MESSAGE:
+            words, kind = self.words(result)
+            width = words.size // sum(rows) if sum(rows) else 0
+            self.comm.Allgatherv(self.words(x), [words, [r * width for r in rows], kind])
+            return result
+        for rank, (end, count) in enumerate(zip(np.cumsum(rows), rows, strict=True)):
+            place = result[end - count : end]
+            if rank == self.rank:
+                place[...] = x
+            self.fill(place, rank)
         return result
 
-    def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
-        result = np.empty((rows[self.comm.rank], *x.shape[1:]), dtype=x.dtype)
-        width = x.size // x.shape[0] if x.shape[0] else 0
-        self.comm.Reduce_scatter(x, result, [r * width for r in rows], self.ops[op])
-        return result
-
-    def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape]) -> list[Host]:
+    def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape], most_bytes: int) -> list[Host]:
         dtype = blocks[0].dtype
+        if most_bytes > LARGEST_MESSAGE:
+            return self._all_to_all_in_turns(blocks, [np.empty(shape, dtype) for shape in shapes])
         sent = np.concatenate([block.reshape(-1) for block in blocks])
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
         received = np.empty(sum(sizes), dtype=dtype)
@@ -147,34 +210,51 @@ class MpiTransport(Transport):
         ends = np.cumsum(sizes)
         return [received[end - size : end].reshape(shape) for end, size, shape in zip(ends, sizes, shapes, strict=True)]
 
+    def _all_to_all_in_turns(self, blocks: Sequence[Host], received: list[Host]) -> list[Host]:
+        """In turn t, to the rank t after this one and from the rank t before it."""
+        received[self.rank][...] = blocks[self.rank]
+        for turn in range(1, self.ranks):
+            dest, source = (self.rank + turn) % self.ranks, (self.rank - turn) % self.ranks
+            self._exchange(blocks[dest], dest, received[source], source)
+        return received
+
     def exchange(self, x: Host, dest: int | None, source: int | None) -> Host | None:
-        nobody = self._mpi.PROC_NULL
-        result = np.empty_like(x)
-        self.comm.Sendrecv(
-            self.words(x),
-            nobody if dest is None else dest,
-            recvbuf=self.words(result),
-            source=nobody if source is None else source,
-        )
-        return None if source is None else result
+        result = None if source is None else np.empty_like(x)
+        self._exchange(None if dest is None else x, dest, result, source)
+        return result
+
+    def _exchange(self, x: Host | None, dest: int | None, result: Host | None, source: int | None) -> None:
+        """Sends `x` while receiving into `result`; the two may be of different size, and have no or more pieces."""
+        nobody, nothing = self._mpi.PROC_NULL, np.empty(0, np.uint8)
+        parts = itertools.zip_longest(() if x is None else pieces(x), () if result is None else pieces(result))
+        for sent, place in parts:
+            self.comm.Sendrecv(
+                self.words(nothing if sent is None else sent),
+                nobody if sent is None or dest is None else dest,
+                self._tag,
+                self.words(nothing if place is None else place),
+                nobody if place is None or source is None else source,
+                self._tag,
+            )
 
     def send(self, x: Host, dest: int, tag: int) -> None:
         _in_flight[:] = [(request, buffer) for request, buffer in _in_flight if not request.Test()]
         # A copy: the plan may use the memory again before the message is through.
-        buffer = x.copy()
-        _in_flight.append((self.comm.Isend(self.words(buffer), dest, tag), buffer))
+        for piece in pieces(x.copy()):
+            _in_flight.append((self.comm.Isend(self.words(piece), dest, tag), piece))
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
         result = np.empty(shape, dtype=dtype)
         status = self._mpi.Status()
-        self.comm.Probe(source, tag, status)
-        sent = status.Get_count(self._mpi.BYTE)
-        if sent != result.nbytes:
-            raise CommunicatorError(
-                f"recv: expected {dtype.name}{list(shape)} ({result.nbytes} bytes) from rank {source}, "
-                f"but it sent {sent} bytes"
-            )
-        self.comm.Recv(self.words(result), source, tag)
+        for piece in pieces(result):
+            self.comm.Probe(source, tag, status)
+            sent = status.Get_count(self._mpi.BYTE)
+            if sent != piece.nbytes:
+                raise CommunicatorError(
+                    f"recv: expected {dtype.name}{list(shape)} ({result.nbytes} bytes) from rank {source}, "
+                    f"but it sent {sent} bytes"
+                )
+            self.comm.Recv(self.words(piece), source, tag)
         return result
 
     def barrier(self) -> None:
@@ -189,18 +269,21 @@ class MpiTransport(Transport):
 
 
 class MpiReduction(Pending):
-    """An MPI_Iallreduce under way."""
+    """An MPI_Iallreduce under way, or several: one for each piece."""
 
     def __init__(self, transport: MpiTransport, x: Host, op: ReduceOp, reuse: bool) -> None:
         self.op, self.ranks = op, transport.ranks
         self.result = filled(x, x if reuse else None)
-        self.request = transport.comm.Iallreduce(transport.in_place, self.result, transport.ops[op])
+        start, mpi_op = transport.comm.Iallreduce, transport.ops[op]
+        self.requests = [start(transport.in_place, piece, mpi_op) for piece in pieces(self.result)]
         _reductions.add(self)
 
     def progress(self) -> None:
-        self.request.Test()
+        for request in self.requests:
+            request.Test()
 
     def wait(self) -> Host:
-        self.request.Wait()
+        for request in self.requests:
+            request.Wait()
         _reductions.discard(self)
         return averaged(self.result, self.op, self.ranks)

@@ -10,20 +10,13 @@ of all ranks in the order of ranks: an element is computed once, so all ranks ge
 - *All-reduce* happens in place in shared memory: each rank reduces its section of all arrays into all arrays. Arrays
   that are not born there are moved there first. It can go on while other work is done: see `shared_reduction`.
 - *Small all-reduces* of two ranks: each hands in a copy and reduces all of it, so that one `meet` is enough.
-- *The others* go piece by piece, so that what passes through shared memory stays in cache:
-
-      turn      t                t+1
-      piece i   handed in        reduced
-      piece i+1                  handed in
-
-  with one `meet` between two turns. Pieces of even and odd turns have memory of their own: a rank that is ahead writes
-  where nobody reads any more.
+- *The others* go piece by piece: see `node_collectives`.
 
 **Across nodes** (with equally many ranks on each) all-reduce is a reduce-scatter inside, an all-reduce of each section
-across, by MPI, and an all-gather inside. Broadcast goes across once for each node. Everything else is MPI's.
+across, by MPI or `sections`, and an all-gather inside. Broadcast goes across once for each node. Everything else is the
+`MpiTransport`'s.
 
 `FUEL_NODE_LOCAL=0` turns all of it off. `FUEL_NODE_SIZE=2` pretends that a node has two ranks, for tests.
-NaNs follow numpy here: MIN and MAX of a NaN are NaN, which MPI leaves open.
 """
 
 from __future__ import annotations
@@ -33,15 +26,18 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fuel_parallel.comm import sections
 from fuel_parallel.comm.communicator import ReduceOp
-from fuel_parallel.comm.node_memory import SLOT_BYTES, NodeMemory, memory_of
-from fuel_parallel.comm.shared_reduction import SharedReduction, reduce_into, settle
+from fuel_parallel.comm.node_collectives import all_gather, all_reduce_small, broadcast, reduce_scatter
+from fuel_parallel.comm.node_memory import NodeMemory, memory_of
+from fuel_parallel.comm.reduction import BY_MPI, averaged, same_bits_everywhere, wide_dtype
+from fuel_parallel.comm.shared_reduction import SharedReduction, settle
 from fuel_parallel.comm.thresholds import KINDS, NEVER, least_bytes, read_table
-from fuel_parallel.comm.transport import Done, Host, Pending, Transport, averaged, filled
+from fuel_parallel.comm.transport import Done, Host, Pending, Transport, check_buffers, filled
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
 from fuel_parallel.partitioning import partition
@@ -58,138 +54,12 @@ SMALL_BYTES = 64 << 10
 """Up to this size two ranks hand in copies of their arrays and each reduces all of it: less to agree on."""
 
 
-# The collectives of one node. Arrays are flat.
-
-
-def all_reduce_small(memory: NodeMemory, x: Host, op: ReduceOp, result: Host) -> None:
-    """The reduction of all ranks' arrays, all of it on each rank; `result` may be `x`."""
-    size = x.size
-    slots = memory.slots(x.dtype)[memory.turn % 2]
-    slots[memory.rank][:size] = x
-    memory.meet()
-    reduce_into(result, [slot[:size] for slot in slots], op)
-
-
-def reduce_scatter(memory: NodeMemory, x: Host, op: ReduceOp, sections: list[range], result: Host) -> None:
-    """`result` is my section of the reduction; the sections cover the array one after the other.
-
-    Where an array lies in shared memory is known after the first meeting; it is then not handed in, but read there.
-    """
-    way = _Scattered(memory, x, result, op, sections)
-    inside = memory.has_windows and memory.publish(x)
-    if not inside:
-        way.hand_in(0)
-    memory.meet()
-    if memory.has_windows:
-        way.inputs = memory.published(x.size, x.dtype)
-    for turn in range(1, way.count + 1):
-        if turn < way.count and not inside:
-            way.hand_in(turn)
-        way.reduce(turn - 1)
-        if turn < way.count:
-            memory.meet()
-    if any(array is not None for array in way.inputs):
-        memory.meet()  # before that, who owns such an array may not write into it
-
-
-class _Scattered:
-    """How the pieces of an array go through shared memory; each method is for one piece, in its turn.
-
-    Each rank hands in the sections of the others, and reduces its own: `result` is that section. `inputs[r]` is the
-    array of rank r where that lies in shared memory; None where it is handed in.
-    """
-
-    def __init__(self, memory: NodeMemory, x: Host, result: Host, op: ReduceOp, sections: list[range]) -> None:
-        self.memory, self.x, self.result, self.op = memory, x, result, op
-        self.slots = memory.slots(x.dtype)
-        self.inputs: list[Host | None] = [None] * memory.ranks
-        self.sections = sections
-        self.step = memory.piece_bytes // x.itemsize
-        self.count = -(-max(map(len, sections)) // self.step)
-
-    def hand_in(self, piece: int) -> None:
-        """Copies what others need to where they find it."""
-        slot = self.slots[self.memory.turn % 2][self.memory.rank]
-        for rank in _others(self.memory):
-            start, stop = _bounds(self.sections[rank], self.step, piece)
-            place = rank * self.step
-            slot[place : place + stop - start] = self.x[start:stop]
-
-    def reduce(self, piece: int) -> None:
-        """Reduces what was handed in the turn before."""
-        mine = self.memory.rank
-        section = self.sections[mine]
-        start, stop = _bounds(section, self.step, piece)
-        place = mine * self.step
-        slots = self.slots[(self.memory.turn - 1) % 2]
-        arrays = [
-            slot[place : place + stop - start] if array is None else array[start:stop]
-            for slot, array in zip(slots, self.inputs, strict=True)
-        ]
-        arrays[mine] = self.x[start:stop]
-        reduce_into(self.result[start - section.start : stop - section.start], arrays, self.op)
-
-
-def all_gather(memory: NodeMemory, x: Host, sections: list[range], result: Host) -> None:
-    """`result` has the arrays of all ranks, that of rank r in `sections[r]`."""
-    mine = sections[memory.rank]
-    own = result[mine.start : mine.stop]
-    step = SLOT_BYTES // 2 // x.itemsize
-    count = -(-max(map(len, sections)) // step)
-    for turn in range(count + 1):
-        if turn < count:
-            piece = x[turn * step : (turn + 1) * step]
-            memory.slots(x.dtype)[memory.turn % 2][memory.rank][: piece.size] = piece
-            if own is not x:
-                own[turn * step : (turn + 1) * step] = piece
-        if turn >= 1:
-            slots = memory.slots(x.dtype)[(memory.turn - 1) % 2]
-            for rank in _others(memory):
-                start, stop = _bounds(sections[rank], step, turn - 1)
-                result[start:stop] = slots[rank][: stop - start]
-        if turn < count:
-            memory.meet()
-
-
-def broadcast(memory: NodeMemory, x: Host, root: int) -> None:
-    """`x` of rank `root` of the node into that of the others."""
-    step = SLOT_BYTES // 2 // x.itemsize
-    count = -(-x.size // step)
-    for turn in range(count + 1):
-        if turn < count and memory.rank == root:
-            piece = x[turn * step : (turn + 1) * step]
-            memory.slots(x.dtype)[memory.turn % 2][root][: piece.size] = piece
-        if turn >= 1 and memory.rank != root:
-            piece = x[(turn - 1) * step : turn * step]
-            piece[...] = memory.slots(x.dtype)[(memory.turn - 1) % 2][root][: piece.size]
-        if turn < count:
-            memory.meet()
-
-
-def _same_place(x: Host, y: Host) -> bool:
-    return bool(x.__array_interface__["data"] == y.__array_interface__["data"])
-
-
-def _bounds(section: range, step: int, piece: int) -> tuple[int, int]:
-    """Where a piece of a section begins and ends; a section that is one element shorter may have none."""
-    start = min(section.start + piece * step, section.stop)
-    return start, min(start + step, section.stop)
-
-
-def _others(memory: NodeMemory) -> list[int]:
-    """The other ranks, the next one first, so that not all go to the same."""
-    return [(memory.rank + i) % memory.ranks for i in range(1, memory.ranks)]
-
-
-# The transport.
-
-
 @dataclass(frozen=True, slots=True)
 class _Nodes:
     """How the ranks of a communicator lie on nodes. The same on all ranks but for `memory` and `across`."""
 
     memory: NodeMemory | None
-    across: MPI.Intracomm | None
+    across: MpiTransport | None
     local_ranks: tuple[int, ...]
     node_of: tuple[int, ...]
     least: dict[str, int]
@@ -209,12 +79,15 @@ class NodeLocalTransport(Transport):
 
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
         """See `Transport.all_reduce`."""
+        check_buffers(x, out)
         if x.nbytes < self._shared_from:
             settle()
+            if x.dtype not in BY_MPI[op]:
+                return self.plain.all_reduce(x, op, out)
             # As `plain.all_reduce`, without the call: it would be a twentieth of the time of the smallest.
             result = filled(x, out)
             self._mpi_all_reduce(self._in_place, result, self._ops[op])
-            return result
+            return averaged(result, op, self.ranks)
         nodes = self._nodes or self._find_nodes()
         memory = nodes.memory
         copies = x.nbytes >= self._copied
@@ -222,9 +95,7 @@ class NodeLocalTransport(Transport):
             return SharedReduction(memory, self.plain, x, op, reuse=out is x, out=out, copied=self._copied).wait()
         settle()
         if memory is not None and nodes.across is not None and x.nbytes >= self._least["all_reduce_in_place"]:
-            result = np.empty_like(x) if out is None else out
-            self._all_reduce_across(memory, nodes.across, x.reshape(-1), op, result.reshape(-1))
-            return result
+            return self._all_reduce_across(memory, nodes.across, x, op, out)
         if memory is not None and self._is_handed_in(nodes, x, op):
             result = np.empty_like(x) if out is None else out
             all_reduce_small(memory, x.reshape(-1), op, result.reshape(-1))
@@ -235,6 +106,8 @@ class NodeLocalTransport(Transport):
         """See `Transport.start_all_reduce`. What is reduced in place goes on meanwhile; all else is done at once."""
         if x.nbytes < self._at_once_below:
             settle()
+            if x.dtype not in BY_MPI[op]:
+                return Done(self.plain.all_reduce(x, op, x if reuse else None))
             result = x if reuse else x.copy()
             self._mpi_all_reduce(self._in_place, result, self._ops[op])
             return Done(result if op is not ReduceOp.AVG else averaged(result, op, self.ranks))
@@ -254,13 +127,18 @@ class NodeLocalTransport(Transport):
             self._least["all_reduce_handed_in"] <= x.nbytes <= SMALL_BYTES
             and len(nodes.local_ranks) == 2
             and nodes.across is None
-            and _same_bits_everywhere(op, x.dtype)
+            and same_bits_everywhere(op, x.dtype)
         )
 
     @property
     def ranks(self) -> int:
         """See `Transport.ranks`."""
         return self.plain.ranks
+
+    @property
+    def rank(self) -> int:
+        """See `Transport.rank`."""
+        return self.plain.rank
 
     def borrow(self, nbytes: int) -> Host | None:
         """See `Transport.borrow`."""
@@ -304,7 +182,7 @@ class NodeLocalTransport(Transport):
         result = x.copy() if self.plain.comm.rank == root else np.empty_like(x)
         local_root = nodes.local_ranks[root]
         if nodes.across is not None and memory.rank == local_root:
-            nodes.across.Bcast(self.plain.words(result), nodes.node_of[root])
+            nodes.across.fill(result, nodes.node_of[root])
         broadcast(memory, result.reshape(-1), local_root)
         return result
 
@@ -321,10 +199,10 @@ class NodeLocalTransport(Transport):
         settle()
         return self.plain.reduce(x, op, root)
 
-    def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape]) -> list[Host]:
+    def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape], most_bytes: int) -> list[Host]:
         """See `Transport.all_to_all`."""
         settle()
-        return self.plain.all_to_all(blocks, shapes)
+        return self.plain.all_to_all(blocks, shapes, most_bytes)
 
     def exchange(self, x: Host, dest: int | None, source: int | None) -> Host | None:
         """See `Transport.exchange`."""
@@ -375,14 +253,24 @@ class NodeLocalTransport(Transport):
         self._at_once_below = min(self._shared_from, self.plain.nonblocking_from)
 
     def _all_reduce_across(
-        self, memory: NodeMemory, across: MPI.Intracomm, x: Host, op: ReduceOp, result: Host
-    ) -> None:
-        sections = partition(x.size, memory.ranks)
-        mine = sections[memory.rank]
-        own = result[mine.start : mine.stop]
-        reduce_scatter(memory, x, op, sections, own)
-        across.Allreduce(self.plain.in_place, own, self.plain.ops[op])
-        all_gather(memory, own, sections, result)
+        self, memory: NodeMemory, across: MpiTransport, x: Host, op: ReduceOp, out: Host | None
+    ) -> Host:
+        # The totals of nodes are not rounded: of 16-bit floats the total of all nodes is, once.
+        flat = x.reshape(-1).astype(wide_dtype(x.dtype), copy=False)
+        plain = ReduceOp.SUM if op is ReduceOp.AVG else op
+        parts = partition(x.size, memory.ranks)
+        own = np.empty(len(parts[memory.rank]), flat.dtype)
+        reduce_scatter(memory, flat, plain, parts, own)
+        if x.dtype in BY_MPI[op]:
+            across.all_reduce(own, plain, own)
+        else:
+            sections.all_reduce(across, own, plain, own)
+        result = np.empty_like(x) if out is None else out
+        whole = result.reshape(-1) if flat.dtype == x.dtype else np.empty_like(flat)
+        all_gather(memory, averaged(own, op, self.ranks), parts, whole)
+        if whole.dtype != x.dtype:
+            result[...] = whole.reshape(x.shape)
+        return result
 
 
 def _sections(rows: Sequence[int], size: int) -> list[range]:
@@ -392,17 +280,11 @@ def _sections(rows: Sequence[int], size: int) -> list[range]:
     return [range(end - width * extent, end) for extent, end in zip(rows, ends, strict=True)]
 
 
-def _same_bits_everywhere(op: ReduceOp, dtype: np.dtype[Any]) -> bool:
-    """Whether numpy computes an element alike wherever it lies in an array.
-
-    Not so for the least of 0.0 and -0.0 and for complex products: vector and scalar instructions differ there.
-    """
-    return op is ReduceOp.SUM or dtype.kind in "iu" or (op is ReduceOp.PRODUCT and dtype.kind == "f")
-
-
 def find_nodes(comm: MPI.Comm) -> _Nodes:
     """Asks MPI which ranks share a node, and makes their memory. A collective call."""
     from mpi4py import MPI
+
+    from fuel_parallel.comm.mpi import MpiTransport
 
     wanted = os.environ.get("FUEL_NODE_LOCAL", "1") != "0"
     table = read_table()
@@ -426,7 +308,7 @@ def find_nodes(comm: MPI.Comm) -> _Nodes:
         return _NOWHERE
     return _Nodes(
         memory=memory,
-        across=MPI.Intracomm(comm.Split(memory.rank, comm.rank)) if len(leaders) > 1 else None,
+        across=MpiTransport(comm.Split(memory.rank, comm.rank)) if len(leaders) > 1 else None,
         local_ranks=tuple(rank for _, rank, _ in places),
         node_of=tuple(leaders.index(leader) for leader, _, _ in places),
         least=dict(zip(KINDS, agreed.tolist(), strict=False)),

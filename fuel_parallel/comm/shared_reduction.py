@@ -18,27 +18,17 @@ make one more window for the pool. Where there is no memory for it, MPI reduces 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.node_memory import ANNOUNCED_AT_ONCE, BY_MPI, NOWHERE, NodeMemory
-from fuel_parallel.comm.transport import Host, Pending, Transport, averaged
+from fuel_parallel.comm.reduction import BLOCK_BYTES, reduce_into
+from fuel_parallel.comm.transport import Host, Pending, Transport
 from fuel_parallel.partitioning import partition
 
-BLOCK_BYTES = 1 << 20
-"""Arrays are reduced in blocks of this size: large enough that calls do not count, small enough to stay in cache."""
-
-UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.AVG: np.add,
-    ReduceOp.PRODUCT: np.multiply,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
-}
+if TYPE_CHECKING:
+    from fuel_parallel.comm.communicator import ReduceOp
 
 _announced: deque[SharedReduction] = deque()
 """Reductions whose section of this rank is still to be done, the oldest first."""
@@ -137,9 +127,8 @@ class SharedReduction(Pending):
         memory = self.memory
         arrays = None if memory.anybody_wants_mpi(self.number) else self._arrays()
         if arrays is None:
-            plain = ReduceOp.SUM if self.op is ReduceOp.AVG else self.op
             target = self.array if self.reuse else self.out if self.out is None else self.out.reshape(-1)
-            self.array = averaged(self.mpi.all_reduce(self.array, plain, target), self.op, memory.ranks)
+            self.array = self.mpi.all_reduce(self.array, self.op, target)
         else:
             _reduce_section(arrays, self.op, memory.rank)
         memory.tell_reduced()
@@ -174,7 +163,6 @@ def _reduce_section(arrays: Sequence[Host], op: ReduceOp, rank: int) -> None:
     for start in range(mine.start, mine.stop, step):
         first, *others = [x[start : min(start + step, mine.stop)] for x in arrays]
         reduce_into(first, [first, *others], op)
-        averaged(first, op, ranks)
         for other in others:
             other[...] = first
 
@@ -182,21 +170,3 @@ def _reduce_section(arrays: Sequence[Host], op: ReduceOp, rank: int) -> None:
 @lru_cache(maxsize=1024)
 def _section(size: int, ranks: int, rank: int) -> range:
     return partition(size, ranks)[rank]
-
-
-def reduce_into(result: Host, arrays: Sequence[Host], op: ReduceOp) -> None:
-    """Reduces arrays in their order, block by block, so that each passes memory once. `result` may be the first."""
-    ufunc = UFUNCS[op]
-    first, second, *rest = arrays
-    step = max(BLOCK_BYTES // first.itemsize, 1)
-    if first.size <= step:
-        ufunc(first, second, out=result)
-        for array in rest:
-            ufunc(result, array, out=result)
-        return
-    for start in range(0, first.size, step):
-        block = slice(start, start + step)
-        out = result[block]
-        ufunc(first[block], second[block], out=out)
-        for array in rest:
-            ufunc(out, array[block], out=out)

@@ -54,7 +54,7 @@ DEFAULT = CollectiveTable(
         Row(
             ranks=2,
             all_reduce_handed_in=16 << 10,
-            all_reduce_in_place=256 << 10,
+            all_reduce_in_place=512 << 10,
             all_reduce_copied=32 << 20,
             reduce_scatter=64 << 10,
             all_gather=128 << 10,
@@ -63,7 +63,7 @@ DEFAULT = CollectiveTable(
         Row(
             ranks=1024,
             all_reduce_handed_in=NEVER,
-            all_reduce_in_place=256 << 10,
+            all_reduce_in_place=512 << 10,
             all_reduce_copied=32 << 20,
             reduce_scatter=256 << 10,
             all_gather=256 << 10,

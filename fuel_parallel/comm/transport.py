@@ -1,7 +1,7 @@
 """How bytes move between the ranks of a communicator: the seam under the collectives.
 
-A transport works on contiguous host arrays, at once, and gives new arrays back. Reductions are of plain numeric dtypes
-by SUM, PRODUCT, MIN or MAX. Gathers and scatters are along the first dimension, of which rank r has `rows[r]`.
+A transport works on contiguous host arrays of every dtype of the library, at once, and gives new arrays back. What a
+reduction computes is in `reduction`. Gathers and scatters are along the first dimension, of which rank r has `rows[r]`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.comm.communicator import ReduceOp
-from fuel_parallel.errors import CommunicatorError
+from fuel_parallel.errors import ArgumentError, CommunicatorError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
 
@@ -68,23 +68,28 @@ class Transport(ABC):
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
         """The reduction of all ranks' arrays; into `out`, if given: a contiguous array like `x`, or `x` itself.
 
-        An `out` other than `x` is given on all ranks or on none.
+        An `out` other than `x` is given on all ranks or on none, and shares no memory with `x`. All ranks get the same
+        bits where MPI lacks the operation or the ranks share a node; elsewhere as far as the MPI keeps to that.
         """
 
     def start_all_reduce(self, x: Host, op: ReduceOp, *, reuse: bool = False) -> Pending:
-        """Starts an all-reduce that may go on while other work is done; AVG is allowed, for floats and complex numbers.
+        """Starts an all-reduce that may go on while other work is done.
 
         With `reuse` the memory of `x` is given away: the result may lie there. Either way `x` must not be written
         before `wait`. Reductions end up in the order in which they were started, whatever order they are waited for
         in. It is this, and never `all_reduce`, on all ranks or on none: MPI does not let the two meet.
         """
-        plain = ReduceOp.SUM if op is ReduceOp.AVG else op
-        return Done(averaged(self.all_reduce(x, plain, x if reuse else None), op, self.ranks))
+        return Done(self.all_reduce(x, op, x if reuse else None))
 
     @property
     def ranks(self) -> int:
         """How many ranks take part."""
         return 1
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+        return 0
 
     @abstractmethod
     def reduce(self, x: Host, op: ReduceOp, root: int) -> Host | None:
@@ -103,8 +108,12 @@ class Transport(ABC):
         """My rows of the reduction of all ranks' arrays."""
 
     @abstractmethod
-    def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape]) -> list[Host]:
-        """`blocks[r]` goes to rank r; what comes from rank r has `shapes[r]`."""
+    def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape], most_bytes: int) -> list[Host]:
+        """`blocks[r]` goes to rank r; what comes from rank r has `shapes[r]`.
+
+        No rank gives or gets more than `most_bytes`, a number that is the same on all ranks: how the bytes move depends
+        on it.
+        """
 
     @abstractmethod
     def exchange(self, x: Host, dest: int | None, source: int | None) -> Host | None:
@@ -153,11 +162,25 @@ def filled(x: Host, out: Host | None) -> Host:
     return out
 
 
-def averaged(total: Host, op: ReduceOp, ranks: int) -> Host:
-    """The total itself, or for AVG divided by the number of ranks, in place."""
-    if op is ReduceOp.AVG:
-        np.divide(total, total.dtype.type(ranks), out=total)
-    return total
+def check_buffers(x: Host, out: Host | None) -> None:
+    """Refuses what MPI would take and silently get wrong: other memory orders, and buffers that overlap."""
+    if not x.flags.c_contiguous:
+        raise ArgumentError(
+            f"all_reduce: x must be C-contiguous, but has shape {x.shape} and strides {x.strides}; "
+            "pass numpy.ascontiguousarray(x)"
+        )
+    if out is None or out is x:
+        return
+    if out.shape != x.shape or out.dtype != x.dtype or not out.flags.c_contiguous:
+        raise ArgumentError(
+            f"all_reduce: out must be a C-contiguous {x.dtype.name}{list(x.shape)} like x, but is "
+            f"{out.dtype.name}{list(out.shape)} with strides {out.strides}"
+        )
+    if np.may_share_memory(x, out) and x.__array_interface__["data"] != out.__array_interface__["data"]:
+        raise ArgumentError(
+            "all_reduce: x and out overlap without being the same memory; pass out=x to reduce in place, or "
+            "an array apart from x"
+        )
 
 
 class NoTransport(Transport):
@@ -166,7 +189,7 @@ class NoTransport(Transport):
     def __init__(self, why: str) -> None:
         self.why = why
 
-    def _refuse(self, *_: Any) -> Any:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise CommunicatorError(self.why)
 
     _any_call: Any = _refuse

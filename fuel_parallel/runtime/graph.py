@@ -7,11 +7,14 @@ graphs, which is what the plan cache is keyed by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuel_parallel.lazy.node import Attrs, Node, Op, Spec, topological
+import numpy as np
+
+from fuel_parallel.lazy.node import Attrs, Node, Op, Spec, data_node, topological
+from fuel_parallel.lazy.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +101,21 @@ class Builder:
         self.instructions.append(Instruction(op, tuple(inputs), attrs, spec, origin))
         return -len(self.instructions)
 
+    def spec(self, value: int) -> Spec:
+        """The spec of a new instruction's value."""
+        return self.instructions[-value - 1].spec
+
     def keep(self, instruction: Instruction) -> int:
         """An old instruction, on the new numbers of its inputs."""
         i = instruction
         return self.add(i.op, [self.at[v] for v in i.inputs], i.attrs, i.spec, i.origin)
+
+    def inline(self, body: Graph, inputs: Sequence[int], origin: int) -> list[int]:
+        """The instructions of a graph whose leaves are the new numbers `inputs`; returns the numbers of its outputs."""
+        at = list(inputs)
+        for i in body.instructions:
+            at.append(self.add(i.op, [at[v] for v in i.inputs], i.attrs, i.spec, origin))
+        return [at[v] for v in body.outputs]
 
     def finish(self) -> Graph:
         """The new graph, without instructions that nobody needs."""
@@ -136,6 +150,12 @@ def trace(roots: Sequence[Node], first: Sequence[Node] = ()) -> tuple[Graph, lis
     )
     outputs = tuple(dict.fromkeys(number[n] for n in (*roots, *[n for n in computed if n.op.crosses_ranks])))
     return Graph(tuple([node.spec for node in leaves]), (), instructions, outputs), leaves, computed
+
+
+def graph_of(function: Callable[..., Sequence[Tensor]], specs: Sequence[Spec]) -> Graph:
+    """The graph of a function of tensors; its leaves are the arguments, which have these specs."""
+    arguments = [data_node(np.empty(0), spec) for spec in specs]
+    return trace([t.node for t in function(*[Tensor(node) for node in arguments])], arguments)[0]
 
 
 def without_dead(graph: Graph) -> Graph:

@@ -199,7 +199,7 @@ def test_all_other_collectives_may_come_between_start_and_wait(comm):
         lambda: transport.exchange(np.ones(100_000), (RANK + 1) % N, (RANK - 1) % N),
         lambda: transport.reduce(np.ones(100_000), ReduceOp.SUM, 0),
         transport.barrier,
-        lambda: transport.all_to_all([np.ones(50_000)] * N, [(50_000,)] * N),
+        lambda: transport.all_to_all([np.ones(50_000)] * N, [(50_000,)] * N, N * 400_000),
         lambda: transport.allocate(1 << 20),
     ]
     for number, other in enumerate(others):

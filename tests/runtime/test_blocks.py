@@ -40,7 +40,7 @@ def test_the_source_is_python_that_calls_numpy_on_blocks():
     text = source_of(program)
     ast.parse(text)
     assert text.startswith("def region(")
-    assert "for start in range(0, 1000, 256):" in text
+    assert "for start in range(0, 1000, 512):" in text
     assert "np.repeat" in text  # what is repeated is laid out once, before the loop
 
 

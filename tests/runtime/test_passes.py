@@ -36,6 +36,14 @@ def ops_under(tensors, names):
     return [step.op.name for step in make_plan(graph, names).steps]
 
 
+def matrices_under(tensors, size):
+    """The kernels whose result has that many elements, and the results of regions that have."""
+    graph, _, _ = trace([t.node for t in tensors])
+    return [
+        step.op.name for step in make_plan(graph, ALL).steps if step.spec.size == size and step.op.name != "reshape"
+    ]
+
+
 UNARY = [ft.negative, ft.exp, ft.tanh, ft.square, ft.abs, ft.relu, ft.sigmoid, ft.gelu, ft.floor, lambda x: x * 1]
 BINARY = [
     ft.add,
@@ -126,6 +134,99 @@ def test_softmax_with_its_backward_pass_is_one_region():
     assert ops_under([gradient], ("expand", "fold", "cse")).count("exp") == 1
 
 
+ROW_TARGETS = ft.asarray(np.arange(128).reshape(4, 32) % 64)
+
+
+def softmax_written_out(x, w):
+    e = ft.exp(x - ft.max(x, axis=-1, keepdims=True))
+    return e / ft.sum(e, axis=-1, keepdims=True)
+
+
+def log_softmax_written_out(x):
+    shifted = x - ft.max(x, axis=-1, keepdims=True)
+    return shifted - ft.log(ft.sum(ft.exp(shifted), axis=-1, keepdims=True))
+
+
+def nll_written_out(x, w):
+    taken = ft.take_along_axis(log_softmax_written_out(x), ft.expand_dims(ROW_TARGETS, axis=-1), axis=-1)
+    return -ft.squeeze(taken, axis=-1)
+
+
+def nll_by_indices_written_out(x, w):
+    flat = log_softmax_written_out(ft.reshape(x, (128, 64)))
+    return -ft.reshape(flat[ft.arange(128), ft.reshape(ROW_TARGETS, (128,))], (4, 32))
+
+
+def layer_norm_written_out(x, w):
+    deviation = x - ft.mean(x, axis=-1, keepdims=True)
+    return deviation / ft.sqrt(ft.mean(deviation**2, axis=-1, keepdims=True) + 1e-5) * w + w
+
+
+def rms_norm_written_out(x, w):
+    return x / ft.sqrt(ft.mean(x * x, axis=-1, keepdims=True) + 1e-6) * w
+
+
+def gelu_written_out(x, w):
+    return 0.5 * x * (1 + ft.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize(
+    ("written_out", "function"),
+    [
+        (softmax_written_out, lambda x, w: ft.softmax(x)),
+        (nll_written_out, lambda x, w: ft.cross_entropy(x, ROW_TARGETS, reduction="none")),
+        (nll_by_indices_written_out, lambda x, w: ft.cross_entropy(x, ROW_TARGETS, reduction="none")),
+        (layer_norm_written_out, lambda x, w: ft.layer_norm(x, w, w)),
+        (rms_norm_written_out, lambda x, w: ft.rms_norm(x, w)),
+        (gelu_written_out, lambda x, w: ft.gelu(x, approximate=True)),
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_what_is_written_out_takes_no_more_regions_than_the_function(written_out, function):
+    rng = np.random.default_rng(0)
+    x, w = ft.asarray(rng.normal(size=(4, 32, 64))), ft.asarray(rng.normal(size=64))
+
+    def forward_and_backward(f):
+        y = f(x, w)
+        g = ft.asarray(np.random.default_rng(1).normal(size=y.shape))
+        return [y], [y, *ft.grad(y, [x, w], cotangent=g)]
+
+    for ours, theirs in zip(forward_and_backward(written_out), forward_and_backward(function), strict=True):
+        assert ops_under(ours, ALL).count("region") == ops_under(theirs, ALL).count("region") == 1
+        assert matrices_under(ours, x.size) == matrices_under(theirs, x.size)
+        for plain, passed in zip(computed(theirs, ()), computed(ours, ALL), strict=True):
+            np.testing.assert_allclose(passed, plain, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("take", "picked"),
+    [
+        (lambda x, i: ft.take_along_axis(x, ft.expand_dims(i, axis=-1), axis=-1), True),
+        (lambda x, i: ft.reshape(x, (12, 8))[ft.arange(12), ft.reshape(i, (12,))], True),
+        (lambda x, i: x[ft.arange(3)[:, None], ft.arange(4), i], True),
+        (lambda x, i: x[ft.arange(3)[:, None], 3 - ft.arange(4), i], False),
+        (lambda x, i: x[ft.asarray([[0], [0], [2]]), ft.arange(4), i], False),
+        (lambda x, i: ft.take_along_axis(x, ft.stack([i, i], axis=-1), axis=-1), False),
+        (lambda x, i: ft.take_along_axis(x, i[:, :1, None], axis=1), False),
+    ],
+)
+def test_one_element_of_each_row_is_picked(take, picked):
+    """And its gradient is put back without a scatter; negative positions count from the end."""
+    x = ft.asarray(np.random.default_rng(0).normal(size=(3, 4, 8)))
+    y = take(x, ft.asarray(np.arange(12).reshape(3, 4) % 4 - 2))
+    tensors = [y, ft.grad(y, x, cotangent=ft.sin(y))]
+    names = ops_under(tensors, ("fold", "algebra"))
+    assert ({"pick", "unpick"} <= {*names}, {"index", "index_add"} <= {*names}) == (picked, not picked)
+    for plain, passed in zip(computed(tensors, ()), computed(tensors, ("fold", "algebra")), strict=True):
+        np.testing.assert_array_equal(passed, plain)
+
+
+def test_the_cotangent_of_a_window_is_read_where_it_is():
+    x = ft.asarray(np.arange(16.0).reshape(4, 4))
+    window = ft.exp(x)[:, :3]
+    assert ops_under([ft.grad(ft.sum(ft.sin(window)), x)], ("algebra",)).count("slice") == 1
+
+
 def test_an_optimizer_step_is_one_region_a_parameter():
     p = [fp.Parameter(np.ones((64, 64))), fp.Parameter(np.ones(300))]
     optimizer = fp.optim.AdamW(p)
@@ -179,6 +280,8 @@ def test_constants_are_folded_and_large_ones_are_not():
         (lambda x: x.astype(ft.float64).astype(ft.float32), []),
         (lambda x: x.astype(ft.int32).astype(ft.float32), ["astype", "astype"]),
         (lambda x: x + 0.0, ["add"]),
+        (lambda x: (x * 2)[:, :], ["multiply"]),
+        (lambda x: x[:, 1:], ["slice"]),
     ],
 )
 def test_algebra_removes_what_does_nothing(make, expected):
@@ -225,9 +328,11 @@ def test_the_cache_is_bounded():
 
 def test_passes_are_switched_by_name(monkeypatch):
     monkeypatch.setenv(passes.VARIABLE, "-fusion, -cse")
-    assert passes.enabled() == ("expand", "fold", "algebra", "overlap")
+    assert passes.enabled() == ("attention", "expand", "fold", "algebra", "overlap")
     monkeypatch.setenv(passes.VARIABLE, "none")
     assert passes.enabled() == ()
     monkeypatch.setenv(passes.VARIABLE, "-fussion")
-    with pytest.raises(ArgumentError, match=r"'-fussion'.*the passes are expand, fold, algebra, cse, fusion"):
+    with pytest.raises(
+        ArgumentError, match=r"'-fussion'.*the passes are attention, expand, fold, algebra, cse, fusion"
+    ):
         passes.enabled()

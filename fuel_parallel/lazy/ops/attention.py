@@ -2,8 +2,9 @@
 
 Blocks of queries meet blocks of keys; the softmax is kept online, by a running maximum and sum (Milakov and Gimelshein,
 2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135). The forward op gives the result and, as one more column,
-the logarithm of each query's sum of exponentials; the backward op recomputes the weights from it. Memory grows with
-the length, not with its square.
+the logarithm of each query's sum of exponentials; the backward op recomputes the weights from it. Where there are few
+keys, the weights themselves are as small as the inputs: then they are further columns, and nothing is computed twice.
+Memory grows with the length, not with its square.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from fuel_parallel.lazy.tensor import Tensor
 
 QUERY_BLOCK = 256
 KEY_BLOCK = 512
+KEPT = 512
+"""Keys up to which weights may be kept; they are one block then."""
 SCORES = 1 << 16
 """Scores computed at one time: a quarter of a megabyte in float32."""
 
@@ -61,7 +64,7 @@ def scaled_dot_product_attention(
         return dense_attention(query, key, value, mask, causal, factor)
     inputs = (query, key, value) if mask is None else (query, key, value, mask)
     extended = Tensor(apply(ATTENTION, tuple(t.node for t in inputs), causal, factor))
-    return extended[..., :-1]
+    return extended[..., : value.shape[-1]]
 
 
 def dense_attention(
@@ -119,14 +122,25 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> No
 
 
 def _infer_attention(inputs: tuple[Spec, ...], causal: builtins.bool, scale: float) -> Spec:
-    query, _, value = inputs[:3]
+    query, key, value = inputs[:3]
     binary.check_same_device("scaled_dot_product_attention", *inputs)
-    return Spec((*query.shape[:-1], value.shape[-1] + 1), query.dtype, query.device)
+    return Spec((*query.shape[:-1], width(query, key, value)), query.dtype, query.device)
+
+
+def width(query: Any, key: Any, value: Any) -> int:
+    """The last extent of what the op gives: the result, the logarithm of the sum, and the weights if they are kept."""
+    return int(value.shape[-1]) + 1 + _kept(query, key)
+
+
+def _kept(query: Any, key: Any) -> int:
+    """How many weights are kept for each query: all or none."""
+    k = int(key.shape[-2])
+    return k if k <= builtins.min(2 * query.shape[-1], KEPT) else 0
 
 
 def _attention_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float) -> Any:
-    query, _, value = inputs[:3]
-    out = xp.empty((*query.shape[:-1], value.shape[-1] + 1), dtype=query.dtype)
+    query = inputs[0]
+    out = xp.empty((*query.shape[:-1], width(*inputs[:3])), dtype=query.dtype)
     _attention_into(xp, out, inputs, causal, scale)
     return out
 
@@ -134,10 +148,11 @@ def _attention_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float)
 def _attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float) -> None:
     query, key, value, mask = _unpack(xp, inputs)
     out = _batched(out)
-    q, k = query.shape[-2], key.shape[-2]
+    q, k, dim = query.shape[-2], key.shape[-2], value.shape[-1]
     diagonal = k - q if causal else None
     lowest = _LOWEST[query.dtype]
-    ones = xp.ones(builtins.min(k, KEY_BLOCK), dtype=query.dtype)
+    ones = xp.ones(k, dtype=query.dtype)
+    keeps = _kept(query, key) > 0
     for heads, kv_heads in _chunks(query, key, causal):
         scaled = query[heads] * query.dtype.type(scale)
         keys, values = key[kv_heads].swapaxes(-1, -2), value[kv_heads]
@@ -148,7 +163,7 @@ def _attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale
             top: Any = None
             total: Any = None
             sums: Any = None
-            for columns in _seen_blocks(rows, k, diagonal):
+            for columns in _seen_blocks(rows, k, diagonal, k if keeps else KEY_BLOCK):
                 scores = xp.matmul(scaled[..., rows, :], keys[..., columns])
                 _hide(xp, scores, visible, rows, columns, diagonal)
                 highest = scores.max(axis=-1, keepdims=True)
@@ -157,25 +172,34 @@ def _attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale
                 anchor = xp.maximum(highest, lowest)
                 scores -= anchor
                 xp.exp(scores, out=scores)
-                part = xp.matmul(scores, values[..., columns, :])
                 count = xp.matmul(scores, ones[: scores.shape[-1]])[..., None]
-                if top is None:
-                    total, sums = part, count
+                if keeps:
+                    # The only block of keys, so that the sum is known.
+                    weights = block[..., dim + 1 : dim + 1 + scores.shape[-1]]
+                    total, sums = xp.divide(scores, _seen(count), out=weights), count
+                    xp.matmul(weights, values[..., columns, :], out=block[..., :dim])
+                elif top is None:
+                    total, sums = xp.matmul(scores, values[..., columns, :]), count
                 else:
                     fade = xp.exp(top - anchor)
-                    total, sums = total * fade + part, sums * fade + count
+                    total, sums = total * fade + xp.matmul(scores, values[..., columns, :]), sums * fade + count
                 top = highest
             if top is None:
                 block[...] = 0
-                block[..., -1] = _HIDDEN
+                block[..., dim] = _HIDDEN
                 continue
-            # A query that saw nothing has sum 0: its result is 0, and its weights stay 0 in the backward pass.
             blind = sums == 0
-            sums[blind] = 1
-            xp.divide(total, sums, out=block[..., :-1])
+            sums = _seen(sums)
+            if not keeps:
+                xp.divide(total, sums, out=block[..., :dim])
             level = xp.log(sums) + xp.maximum(top, lowest)
             level[blind] = _HIDDEN
-            block[..., -1:] = level
+            block[..., dim : dim + 1] = level
+
+
+def _seen(sums: Any) -> Any:
+    """The sums to divide by. A query that saw nothing has sum 0: its result is 0, and so are its weights."""
+    return sums + (sums == 0)
 
 
 _HIDDEN = 1e30
@@ -221,9 +245,9 @@ def _blocks(length: int, size: int) -> Iterator[slice]:
         yield slice(start, builtins.min(start + size, length))
 
 
-def _seen_blocks(rows: slice, k: int, diagonal: int | None) -> Iterator[slice]:
+def _seen_blocks(rows: slice, k: int, diagonal: int | None, size: int) -> Iterator[slice]:
     """Blocks of the keys that some query of `rows` sees; query i sees up to key i + `diagonal`."""
-    return _blocks(k if diagonal is None else builtins.max(0, builtins.min(k, rows.stop + diagonal)), KEY_BLOCK)
+    return _blocks(k if diagonal is None else builtins.max(0, builtins.min(k, rows.stop + diagonal)), size)
 
 
 def _hide(xp: Any, scores: Any, visible: Any, rows: slice, columns: slice, diagonal: int | None) -> None:
@@ -256,7 +280,7 @@ def _attention_vjp(
 ) -> Tensor | None:
     if index == 3:
         return None
-    nodes = (g[..., :-1].node, y.node, *(t.node for t in inputs))
+    nodes = (g[..., : inputs[2].shape[-1]].node, y.node, *(t.node for t in inputs))
     packed = Tensor(apply(ATTENTION_BACKWARD, nodes, causal, scale))
     start = builtins.sum(t.size for t in inputs[:index])
     return manipulation.reshape(packed[start : start + inputs[index].size], inputs[index].shape)
@@ -278,25 +302,30 @@ def _backward_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale:
     """The cotangents of query, key and value, one after the other in one flat array."""
     g, y = (_batched(x) for x in inputs[:2])
     query, key, value, mask = _unpack(xp, inputs[2:])
-    q, k = query.shape[-2], key.shape[-2]
+    q, k, dim = query.shape[-2], key.shape[-2], value.shape[-1]
     diagonal = k - q if causal else None
     d_query, d_key, d_value = _parts(out, query.shape, key.shape, value.shape)
     out[...] = 0
+    keeps = _kept(query, key) > 0
     factor = query.dtype.type(scale)
     for heads, kv_heads in _chunks(query, key, causal):
         scaled = query[heads] * factor
         keys, values = key[kv_heads], value[kv_heads]
-        result, level, cotangent = y[heads][..., :-1], y[heads][..., -1:], g[heads]
+        result, level, kept = y[heads][..., :dim], y[heads][..., dim : dim + 1], y[heads][..., dim + 1 :]
+        cotangent = g[heads]
         to_query, to_key, to_value = d_query[heads], d_key[kv_heads], d_value[kv_heads]
         visible = None if mask is None else mask[heads]
         for rows in _blocks(q, _query_block(k, causal)):
             queries, toward = scaled[..., rows, :], cotangent[..., rows, :]
             inner = xp.einsum("...i,...i->...", toward, result[..., rows, :])[..., None]
-            for columns in _seen_blocks(rows, k, diagonal):
-                weights = xp.matmul(queries, keys[..., columns, :].swapaxes(-1, -2))
-                _hide(xp, weights, visible, rows, columns, diagonal)
-                weights -= level[..., rows, :]
-                xp.exp(weights, out=weights)
+            for columns in _seen_blocks(rows, k, diagonal, k if keeps else KEY_BLOCK):
+                if keeps:
+                    weights = kept[..., rows, columns]
+                else:
+                    weights = xp.matmul(queries, keys[..., columns, :].swapaxes(-1, -2))
+                    _hide(xp, weights, visible, rows, columns, diagonal)
+                    weights -= level[..., rows, :]
+                    xp.exp(weights, out=weights)
                 to_value[..., columns, :] += xp.matmul(weights.swapaxes(-1, -2), toward)
                 d_scores = xp.matmul(toward, values[..., columns, :].swapaxes(-1, -2))
                 d_scores -= inner

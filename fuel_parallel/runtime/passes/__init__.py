@@ -12,6 +12,7 @@ from collections.abc import Callable
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.runtime.graph import Graph, without_dead
 from fuel_parallel.runtime.passes.algebra import algebra
+from fuel_parallel.runtime.passes.attention import attention
 from fuel_parallel.runtime.passes.constants import fold
 from fuel_parallel.runtime.passes.expansion import expand
 from fuel_parallel.runtime.passes.fusion import fusion
@@ -21,6 +22,7 @@ from fuel_parallel.runtime.passes.sharing import cse
 Pass = Callable[[Graph], Graph]
 
 PASSES: dict[str, Pass] = {
+    "attention": attention,
     "expand": expand,
     "fold": fold,
     "algebra": algebra,

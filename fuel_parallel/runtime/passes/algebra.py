@@ -1,17 +1,18 @@
-"""Algebraic clean-ups. Each rule gives the same bits as what it replaces.
+"""Algebraic clean-ups. Each rule gives the same bits as what it replaces, but for the sign of a zero that is scattered.
 
 A rule looks at one instruction, on new numbers, and answers with a value that it can be replaced by, or None.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fuel_parallel.lazy import dtypes
-from fuel_parallel.lazy.node import OPS, Spec
+from fuel_parallel.lazy.node import OPS, Shape, Spec
 from fuel_parallel.runtime.graph import Builder, Graph, Instruction
 
 
@@ -53,12 +54,16 @@ class _View:
         constant = self.builder.constants[value - len(self.leaves)]
         return Spec(constant.shape, constant.dtype)
 
+    def constant(self, value: int) -> Any:
+        """The constant of that number, or None if the value is none."""
+        return self.builder.constants[value - len(self.leaves)] if value >= len(self.leaves) else None
+
     def is_constant(self, value: int, number: float) -> bool:
         """Whether the value is a constant, all of whose elements are this number."""
-        if not len(self.leaves) <= value:
-            return False
-        constant = self.builder.constants[value - len(self.leaves)]
-        return bool(constant.size) and constant.size <= 4096 and bool(np.all(constant == number))
+        constant = self.constant(value)
+        return (
+            constant is not None and bool(constant.size) and constant.size <= 4096 and bool(np.all(constant == number))
+        )
 
     def replace(self, old: Instruction, op: str, inputs: tuple[int, ...], *attrs: Any) -> int:
         return self.builder.add(OPS[op], inputs, attrs, old.spec, old.origin)
@@ -86,6 +91,15 @@ def _permute(view: _View, i: Instruction) -> int | None:
     if axes == tuple(range(len(axes))):
         return inner.inputs[0]
     return view.replace(i, "permute_dims", inner.inputs, axes)
+
+
+def _slice(view: _View, i: Instruction) -> int | None:
+    """All of a tensor; or the window of one that is zero outside of it, as the cotangent of a window is."""
+    (source,) = i.inputs
+    if all(w == (0, 1, extent) for w, extent in zip(i.attrs[0], view.spec(source).shape, strict=True)):
+        return source
+    inner = view.made_by(source, "unslice")
+    return inner.inputs[0] if inner is not None and inner.attrs[1] == i.attrs[0] else None
 
 
 def _astype(view: _View, i: Instruction) -> int | None:
@@ -178,9 +192,52 @@ def _window_parts(view: _View, i: Instruction) -> list[Instruction] | None:
 _MOST_WINDOWS = 64
 
 
+def _pick(view: _View, i: Instruction) -> int | None:
+    """An element of each row: take_along_axis, or x[arange(n), index]. `pick` can be fused."""
+    x, *places, index = i.inputs
+    rows = view.spec(x).shape[:-1]
+    if i.attrs[0] != tuple(range(len(rows) + 1)) or not _each_row(view, places, index, rows, i.spec.shape):
+        return None
+    spec = Spec(rows, i.spec.dtype, i.spec.device)
+    picked = view.builder.add(OPS["pick"], (x, _reshaped(view, i, index, rows)), (), spec, i.origin)
+    return _reshaped(view, i, picked, i.spec.shape)
+
+
+def _unpick(view: _View, i: Instruction) -> int | None:
+    """The gradient of that: no place is added to twice."""
+    g, *places, index = i.inputs
+    *rows, classes = i.attrs[0]
+    shape = tuple(rows)
+    if i.attrs[1] != tuple(range(len(rows) + 1)) or not _each_row(view, places, index, shape, view.spec(g).shape):
+        return None
+    inputs = _reshaped(view, i, g, shape), _reshaped(view, i, index, shape)
+    return view.replace(i, "unpick", inputs, classes)
+
+
+def _each_row(view: _View, places: list[int], index: int, rows: Shape, shape: Shape) -> bool:
+    """Whether the constants `places` are the position of each row, once and in order, in an indexing to `shape`."""
+    known = [view.constant(place) for place in places]
+    if not rows or view.spec(index).shape != shape or math.prod(shape) != math.prod(rows):
+        return False
+    return not any(place is None for place in known) and all(
+        np.array_equal(np.broadcast_to(place, shape).reshape(rows), position)
+        for place, position in zip(known, np.indices(rows), strict=True)
+    )
+
+
+def _reshaped(view: _View, i: Instruction, value: int, shape: Shape) -> int:
+    old = view.spec(value)
+    if old.shape == shape:
+        return value
+    return view.builder.add(OPS["reshape"], (value,), (shape,), Spec(shape, old.dtype, old.device), i.origin)
+
+
 _RULES: dict[str, tuple[Rule, ...]] = {
+    "index": (_pick,),
+    "index_add": (_unpick,),
     "reshape": (_reshape,),
     "permute_dims": (_permute,),
+    "slice": (_slice,),
     "astype": (_astype,),
     "add": (_sum_of_windows, _whole_constant),
     "subtract": (_neutral(0, (1,)), _whole_constant),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fuel_parallel.backends import backend_of
-from fuel_parallel.runtime.graph import Builder, Graph
+from fuel_parallel.runtime.graph import Builder, Graph, Instruction
 
 FOLDED_BYTES = 1 << 18
 """Larger results are computed in each run: a plan should not hold them."""
@@ -18,16 +20,24 @@ def fold(graph: Graph) -> Graph:
         if not known or i.op.crosses_ranks or i.spec.device != "cpu" or i.spec.nbytes > FOLDED_BYTES:
             builder.at.append(builder.keep(i))
             continue
-        backend = backend_of(i.spec.device)
-        arguments = [values[v] for v in i.inputs]
-        try:
-            with backend.running():
-                xp = backend.array_module
-                result = i.op.kernel(xp, *([arguments] if i.op.variadic else arguments), *i.attrs)
-        except Exception:
-            # It will fail again when the plan runs, where the script's line is known.
+        value = computed(i, [values[v] for v in i.inputs])
+        if value is None:
             builder.at.append(builder.keep(i))
             continue
-        values[number] = backend.settle(result)
-        builder.at.append(builder.constant(values[number]))
+        values[number] = value
+        builder.at.append(builder.constant(value))
     return builder.finish()
+
+
+def computed(i: Instruction, arguments: list[Any]) -> Any:
+    """What an instruction makes of known values, on the CPU.
+
+    None if it fails: it will fail again when the plan runs, where the script's line is known.
+    """
+    backend = backend_of("cpu")
+    try:
+        with backend.running():
+            xp = backend.array_module
+            return backend.settle(i.op.kernel(xp, *([arguments] if i.op.variadic else arguments), *i.attrs))
+    except Exception:
+        return None

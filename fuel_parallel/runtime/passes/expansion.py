@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-import numpy as np
-
 from fuel_parallel.lazy.dtypes import is_half
-from fuel_parallel.lazy.node import Attrs, Spec, data_node
+from fuel_parallel.lazy.node import Attrs, Spec
 from fuel_parallel.lazy.ops import elementwise, neural
 from fuel_parallel.lazy.tensor import Tensor
-from fuel_parallel.runtime.graph import Builder, Graph, Instruction, trace
+from fuel_parallel.runtime.graph import Builder, Graph, graph_of
 
 
 def expand(graph: Graph) -> Graph:
@@ -33,23 +31,14 @@ def expand(graph: Graph) -> Graph:
             continue
         specs = tuple(graph_specs[v] for v in inputs)
         body = _body(name, specs, attrs)
-        builder.at.append(_inline(builder, body, [builder.at[v] for v in inputs], i))
+        builder.at.extend(builder.inline(body, [builder.at[v] for v in inputs], i.origin))
     return builder.finish()
-
-
-def _inline(builder: Builder, body: Graph, inputs: list[int], i: Instruction) -> int:
-    at = list(inputs)
-    for part in body.instructions:
-        at.append(builder.add(part.op, [at[v] for v in part.inputs], part.attrs, part.spec, i.origin))
-    return at[body.outputs[0]]
 
 
 @lru_cache(maxsize=1024)
 def _body(name: str, specs: tuple[Spec, ...], attrs: Attrs) -> Graph:
     """The expansion as a graph whose leaves are the inputs."""
-    placeholders = [data_node(np.empty(0), spec) for spec in specs]
-    result = _EXPANSIONS[name](*[Tensor(p) for p in placeholders], *attrs)
-    return trace([result.node], placeholders)[0]
+    return graph_of(lambda *inputs: [_EXPANSIONS[name](*inputs, *attrs)], specs)
 
 
 def _softmax(x: Tensor, axis: int) -> Tensor:
