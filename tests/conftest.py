@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import signal
 import sys
 import threading
 import time
@@ -62,6 +63,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     rank, size = claimed(RANK_VARIABLES), claimed(SIZE_VARIABLES)
     settings.load_profile("one process" if rank is None else "ranks")
+    # What a shell starts in the background ignores Ctrl-C, and so would everything that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if rank:
         config.get_terminal_writer()._file = Unheard(rank)
     if size is not None and config.getoption("--with-mpi"):
