@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from fuel_parallel.comm.entries import Entry, entry_of, packed
-from fuel_parallel.comm.guard import Guard
+from fuel_parallel.comm.guard import Guard, guard_of
 from fuel_parallel.comm.messages import Message, announced, is_message
 from fuel_parallel.lazy.node import Attrs, Node, Op, Spec
 
@@ -56,14 +56,15 @@ def _read(steps: Sequence[Step], computed: list[Node]) -> tuple[Any, list[_Share
     entries: dict[Guard, list[tuple[Entry, int]]] = {}
     messages: list[int] = []
     for step in steps:
-        if not step.op.crosses_ranks or step.attrs[0].guard is None:
+        guard = guard_of(step.attrs) if step.op.crosses_ranks else None
+        if guard is None:
             continue
         if is_message(step.op):
             messages.append(step.origin)
             continue
         node = computed[step.origin]
         spec = node.inputs[0].spec if node.op is step.op else step.spec
-        entries.setdefault(step.attrs[0].guard, []).append((entry_of(step.op, step.attrs, spec), step.origin))
+        entries.setdefault(guard, []).append((entry_of(step.op, step.attrs, spec), step.origin))
     shares = [
         (guard, tuple(e for e, _ in found), packed([e for e, _ in found]), tuple(origin for _, origin in found))
         for guard, found in entries.items()

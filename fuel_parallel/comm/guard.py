@@ -39,7 +39,7 @@ from fuel_parallel.comm.standstill import Standstill, wait_until
 from fuel_parallel.comm.transport import Pending
 from fuel_parallel.errors import CollectiveMismatchError
 from fuel_parallel.lazy import effects
-from fuel_parallel.lazy.node import Line, describe_line, script_line
+from fuel_parallel.lazy.node import Attrs, Line, describe_line, script_line
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -251,7 +251,7 @@ class Guard:
         unasked = [
             (entry_of(built.op, built.attrs, built.spec).digest, describe_line(built.line))
             for built in effects.built
-            if built.attrs[0].guard is self and built.serial not in ran and not is_message(built.op)
+            if guard_of(built.attrs) is self and built.serial not in ran and not is_message(built.op)
         ]
         asked = script_line()
         return Row(
@@ -342,6 +342,12 @@ class _AtOnce:
 
     def __exit__(self, *_: object) -> None:
         self.guard.leave()
+
+
+def guard_of(attrs: Attrs) -> Guard | None:
+    """The guard of the communicator that a collective's first attribute is; None where there is nothing to compare."""
+    found: Guard | None = getattr(attrs[0], "guard", None) if attrs else None
+    return found
 
 
 def _at(what: str, line: Line | None) -> str:
