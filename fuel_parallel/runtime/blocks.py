@@ -117,14 +117,12 @@ class _Source:
         else:
             name = f"t{register}"
             times = self.step if extent is Extent.COLUMN else self.step // period
+            source = f"i{register}"
             # Numpy adds two equal forms faster than it broadcasts, and the copy stays in the cache.
-            self.setup.append(
-                f"{name} = np.repeat(i{register}, {times}, 0)"
-                if extent is Extent.COLUMN and times > 1
-                else f"{name} = np.concatenate([i{register}] * {times})"
-                if times > 1
-                else f"{name} = i{register}"
-            )
+            if times > 1:
+                one_row = extent is Extent.COLUMN
+                source = f"np.repeat({source}, {times}, 0)" if one_row else f"np.concatenate([{source}] * {times})"
+            self.setup.append(f"{name} = {source}")
             self._cut_at_tail(name)
         self.names.append(name)
 
@@ -180,8 +178,9 @@ class _Source:
             self._compute(register, operation)
             self._let_go(position, operation)
             return
-        if op.elementwise or op.name == "scale_and_subtract":
-            # The result may lie where an input lies that is not read any more.
+        # Element by element the result may lie where an input lies that is not read any more.
+        in_place = op.elementwise or op.name == "scale_and_subtract"
+        if in_place:
             self._let_go(position, operation)
         targets = self.targets.get(register)
         if targets:
@@ -193,14 +192,14 @@ class _Source:
         self.body += [line.format(out=out) for line in writer]
         self.body += [f"o{n}[start:stop] = {out}" for n in (targets or ())[1:]]
         self.names.append(out)
-        if not (op.elementwise or op.name == "scale_and_subtract"):
+        if not in_place:
             self._let_go(position, operation)
 
     def _writer(self, operation: Operation) -> list[str] | None:
         """Lines that write the result to `{out}`, or None where the kernel makes its own memory."""
         op, dtype = operation.op, operation.dtype
         inputs = [self.names[v] for v in operation.inputs]
-        if is_half(dtype) or any(is_half(self._dtype(v)) for v in operation.inputs):
+        if is_half(dtype) or any(is_half(self.program.dtype_of(v)) for v in operation.inputs):
             return None
         if op.ufunc:
             return [f"{self._function(op.ufunc)}({', '.join(inputs)}, out={{out}})"]
@@ -262,7 +261,7 @@ class _Source:
             if operation.extent is Extent.TOTAL:
                 self.setup.append(f"{out}.fill(0)")
                 self.body.append(f"{out} += {name}.sum()")
-            elif blocks > 2 and dtype == self._dtype(source):
+            elif blocks > 2 and dtype == self.program.dtype_of(source):
                 # Blocks are added up, and their rows once at the end: additions of equal forms are the fastest.
                 sums, add = self._new_scratch(dtype, self.program.columns), self._function("add")
                 self.setup.append(f"{sums}.fill(0)")
@@ -283,10 +282,6 @@ class _Source:
             self.setup.append("numbers = k_numbers")
             self._cut_at_tail("numbers")
         return "numbers"
-
-    def _dtype(self, register: int) -> DType:
-        p = self.program
-        return p.input_dtypes[register] if register < self.first else p.operations[register - self.first].dtype
 
 
 _MAY_ALIAS = ("reshape", "broadcast_to", "positive", "real", "floor", "ceil", "trunc", "round")

@@ -19,6 +19,7 @@ import numpy as np
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.lazy.dtypes import is_half
 from fuel_parallel.lazy.node import Op, Spec, define
+from fuel_parallel.runtime.program import not_inferred
 
 LEAST_BYTES = 64 << 10
 """Smaller all-reduces work on copies."""
@@ -53,14 +54,10 @@ def _join_into(xp: Any, out: Any, parts: Sequence[Any], axis: int) -> None:
         start += len(part)
 
 
-def _no_inference(*_: Any) -> Spec:
-    raise RuntimeError("a join is made by the memory plan, which knows its spec")
-
-
 JOIN = define(
     Op(
         "join",
-        _no_inference,
+        not_inferred,
         kernel=lambda xp, parts, axis: xp.concatenate(parts, axis=axis),
         into=_join_into,
         variadic=True,

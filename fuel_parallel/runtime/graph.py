@@ -102,8 +102,14 @@ class Builder:
         return -len(self.instructions)
 
     def spec(self, value: int) -> Spec:
-        """The spec of a new instruction's value."""
-        return self.instructions[-value - 1].spec
+        """The spec of a new value."""
+        if value < 0:
+            return self.instructions[-value - 1].spec
+        leaves = self.old.leaves
+        if value < len(leaves):
+            return leaves[value]
+        constant = self.constants[value - len(leaves)]
+        return Spec(constant.shape, constant.dtype)
 
     def keep(self, instruction: Instruction) -> int:
         """An old instruction, on the new numbers of its inputs."""

@@ -218,8 +218,7 @@ def _pairs(graph: Graph, i: Instruction, free: Sequence[set[int]]) -> list[tuple
     """Pairs (result, input register) of which the result may be written over the input; `free` as in `reusable`."""
     if i.op is REGION:
         return reusable(i.attrs[0], free)
-    specs = graph.specs()
-    return next(([(0, register)] for register in sorted(free[0]) if specs[i.inputs[register]] is i.spec), [])
+    return next(([(0, r)] for r in sorted(free[0]) if graph.spec_of(i.inputs[r]) is i.spec), [])
 
 
 def _dense_values(graph: Graph, results: list[list[_Allocation]]) -> set[int]:

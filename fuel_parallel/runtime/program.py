@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from fuel_parallel.lazy.dtypes import DType
@@ -45,7 +46,7 @@ class Operation:
     extent: Extent
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """A region. `outputs` are (register, shape) of the values that leave it."""
 
@@ -58,14 +59,15 @@ class Program:
     block_rows: int
 
     def dtype_of(self, register: int) -> DType:
-        """The dtype of an operation's register."""
-        return self.operations[register - len(self.inputs)].dtype
+        """The dtype of a register."""
+        first = len(self.inputs)
+        return self.input_dtypes[register] if register < first else self.operations[register - first].dtype
 
     def extent_of(self, register: int) -> Extent:
         """How an operation's register lies over the grid."""
         return self.operations[register - len(self.inputs)].extent
 
-    @property
+    @cached_property
     def is_flat(self) -> bool:
         """Whether rows are of no account, so that all values are vectors."""
         kinds = {kind for kind, _ in self.inputs} | {o.extent for o in self.operations}
@@ -148,8 +150,8 @@ _BLOCK_KERNELS: dict[str, Callable[..., Any]] = {
 
 
 def not_inferred(*_: Any) -> Spec:
-    """In place of the inference of ops that passes make."""
-    raise RuntimeError("made by a pass, which knows its spec")
+    """In place of the inference of ops that are made for a plan and not by a script."""
+    raise RuntimeError("made by a pass or the memory plan, which knows its spec")
 
 
 def _row_dot(xp: Any, x: Any, y: Any, kind: str) -> Any:

@@ -46,14 +46,6 @@ class _View:
         instruction = self.builder.instructions[-value - 1]
         return instruction if instruction.op.name == name else None
 
-    def spec(self, value: int) -> Spec:
-        if value < 0:
-            return self.builder.instructions[-value - 1].spec
-        if value < len(self.leaves):
-            return self.leaves[value]
-        constant = self.builder.constants[value - len(self.leaves)]
-        return Spec(constant.shape, constant.dtype)
-
     def constant(self, value: int) -> Any:
         """The constant of that number, or None if the value is none."""
         return self.builder.constants[value - len(self.leaves)] if value >= len(self.leaves) else None
@@ -74,12 +66,12 @@ Rule = Callable[[_View, Instruction], int | None]
 
 def _reshape(view: _View, i: Instruction) -> int | None:
     (source,) = i.inputs
-    if view.spec(source) is i.spec:
+    if view.builder.spec(source) is i.spec:
         return source
     inner = view.made_by(source, "reshape")
     if inner is None:
         return None
-    same = view.spec(inner.inputs[0]) is i.spec
+    same = view.builder.spec(inner.inputs[0]) is i.spec
     return inner.inputs[0] if same else view.replace(i, "reshape", inner.inputs, *i.attrs)
 
 
@@ -96,7 +88,7 @@ def _permute(view: _View, i: Instruction) -> int | None:
 def _slice(view: _View, i: Instruction) -> int | None:
     """All of a tensor; or the window of one that is zero outside of it, as the cotangent of a window is."""
     (source,) = i.inputs
-    if all(w == (0, 1, extent) for w, extent in zip(i.attrs[0], view.spec(source).shape, strict=True)):
+    if all(w == (0, 1, extent) for w, extent in zip(i.attrs[0], view.builder.spec(source).shape, strict=True)):
         return source
     inner = view.made_by(source, "unslice")
     return inner.inputs[0] if inner is not None and inner.attrs[1] == i.attrs[0] else None
@@ -106,7 +98,7 @@ def _astype(view: _View, i: Instruction) -> int | None:
     inner = view.made_by(i.inputs[0], "astype")
     if inner is None:
         return None
-    first, middle, last = view.spec(inner.inputs[0]).dtype, view.spec(i.inputs[0]).dtype, i.spec.dtype
+    first, middle, last = view.builder.spec(inner.inputs[0]).dtype, view.builder.spec(i.inputs[0]).dtype, i.spec.dtype
     if dtypes.kind(first) != dtypes.kind(middle) or not np.can_cast(first, middle, "safe"):
         return None
     return inner.inputs[0] if first is last else view.replace(i, "astype", inner.inputs, *i.attrs)
@@ -118,7 +110,7 @@ def _neutral(number: float, places: tuple[int, ...]) -> Rule:
     def rule(view: _View, i: Instruction) -> int | None:
         for place in places:
             other = i.inputs[1 - place]
-            if view.is_constant(i.inputs[place], number) and view.spec(other) is i.spec:
+            if view.is_constant(i.inputs[place], number) and view.builder.spec(other) is i.spec:
                 return other
         return None
 
@@ -138,7 +130,7 @@ def _whole_constant(view: _View, i: Instruction) -> int | None:
     inputs = list(i.inputs)
     for place, value in enumerate(inputs):
         filled = view.made_by(value, "full")
-        others = [view.spec(v).shape for p, v in enumerate(inputs) if p != place]
+        others = [view.builder.spec(v).shape for p, v in enumerate(inputs) if p != place]
         if filled is not None and filled.spec.shape and others and np.broadcast_shapes(*others) == i.spec.shape:
             literal = filled.attrs[1]
             inputs[place] = view.builder.constant(np.full((), literal.value, dtype=filled.spec.dtype))
@@ -195,7 +187,7 @@ _MOST_WINDOWS = 64
 def _pick(view: _View, i: Instruction) -> int | None:
     """An element of each row: take_along_axis, or x[arange(n), index]. `pick` can be fused."""
     x, *places, index = i.inputs
-    rows = view.spec(x).shape[:-1]
+    rows = view.builder.spec(x).shape[:-1]
     if i.attrs[0] != tuple(range(len(rows) + 1)) or not _each_row(view, places, index, rows, i.spec.shape):
         return None
     spec = Spec(rows, i.spec.dtype, i.spec.device)
@@ -208,7 +200,9 @@ def _unpick(view: _View, i: Instruction) -> int | None:
     g, *places, index = i.inputs
     *rows, classes = i.attrs[0]
     shape = tuple(rows)
-    if i.attrs[1] != tuple(range(len(rows) + 1)) or not _each_row(view, places, index, shape, view.spec(g).shape):
+    if i.attrs[1] != tuple(range(len(rows) + 1)) or not _each_row(
+        view, places, index, shape, view.builder.spec(g).shape
+    ):
         return None
     inputs = _reshaped(view, i, g, shape), _reshaped(view, i, index, shape)
     return view.replace(i, "unpick", inputs, classes)
@@ -217,7 +211,7 @@ def _unpick(view: _View, i: Instruction) -> int | None:
 def _each_row(view: _View, places: list[int], index: int, rows: Shape, shape: Shape) -> bool:
     """Whether the constants `places` are the position of each row, once and in order, in an indexing to `shape`."""
     known = [view.constant(place) for place in places]
-    if not rows or view.spec(index).shape != shape or math.prod(shape) != math.prod(rows):
+    if not rows or view.builder.spec(index).shape != shape or math.prod(shape) != math.prod(rows):
         return False
     return not any(place is None for place in known) and all(
         np.array_equal(np.broadcast_to(place, shape).reshape(rows), position)
@@ -226,7 +220,7 @@ def _each_row(view: _View, places: list[int], index: int, rows: Shape, shape: Sh
 
 
 def _reshaped(view: _View, i: Instruction, value: int, shape: Shape) -> int:
-    old = view.spec(value)
+    old = view.builder.spec(value)
     if old.shape == shape:
         return value
     return view.builder.add(OPS["reshape"], (value,), (shape,), Spec(shape, old.dtype, old.device), i.origin)
