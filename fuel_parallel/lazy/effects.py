@@ -60,6 +60,11 @@ def take_differentiable() -> list[Node]:
     return taken
 
 
+def any_noted() -> bool:
+    """Whether `noted_before` may find something."""
+    return bool(_noted)
+
+
 def noted_before(serial: int) -> list[Node]:
     """Living collectives older than `serial` that have not run."""
     alive = [(ref, node) for ref in _noted if (node := ref()) is not None and node.value is None]

@@ -142,8 +142,8 @@ class PlanCache:
             self._plans[key] = plan
             while len(self._plans) > self.capacity:
                 self._plans.popitem(last=False)
-        else:
-            self._plans.move_to_end(key)
+        elif plan is not next(reversed(self._plans.values())):
+            self._plans.move_to_end(key)  # equal graphs are compared node by node: not for the plan that ran last
         return plan
 
     def __len__(self) -> int:

@@ -41,6 +41,8 @@ def realize(*things: Any) -> None:
 
 
 def _with_older_collectives(roots: list[Node]) -> list[Node]:
+    if not effects.any_noted():
+        return list(dict.fromkeys(roots))
     newest = _newest_collective(roots)
     older = effects.noted_before(newest) if newest >= 0 else []
     return list(dict.fromkeys([*roots, *older]))

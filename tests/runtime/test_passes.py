@@ -66,6 +66,10 @@ ROWS = [
     lambda x: ft.concat(ft.split(x, 2, axis=-1), axis=-1),
     lambda x: ft.permute_dims(ft.permute_dims(x, (1, 0, 2)), (1, 0, 2)),
     lambda x: ft.matrix_transpose(ft.matrix_transpose(x) * 2),
+    lambda x: (
+        ft.reshape(ft.permute_dims(x, (1, 2, 0)), x.shape) + ft.reshape(ft.permute_dims(x, (1, 2, 0)), (-1,))[:96]
+    ),
+    lambda x: ft.reshape(ft.permute_dims(ft.concat([x, -x], axis=2), (2, 0, 1)), (2, *x.shape))[1],
 ]
 ENDS = [
     lambda x: x,
@@ -290,6 +294,47 @@ def test_algebra_removes_what_does_nothing(make, expected):
     np.testing.assert_array_equal(computed([make(x)], ("fold", "algebra"))[0], computed([make(x)], ())[0])
 
 
+def test_a_value_that_leaves_in_two_shapes_is_written_once():
+    x = ft.asarray(np.linspace(-2, 2, 4096).reshape(4, 16, 64))
+    y = ft.exp(x) * 2
+    flat = ft.reshape(y, (64, 64))
+    tensors = [ft.matmul(y, ft.matrix_transpose(x)), ft.matmul(ft.matrix_transpose(flat), flat)]
+    graph, _, _ = trace([t.node for t in tensors])
+    (program,) = [step.attrs[0] for step in make_plan(graph, ALL).steps if step.op.name == "region"]
+    assert len(program.outputs) == 1
+    for plain, passed in zip(computed(tensors, ()), computed(tensors, ALL), strict=True):
+        np.testing.assert_array_equal(passed, plain)
+
+
+def test_what_several_reshapes_would_copy_is_copied_once():
+    x = ft.asarray(np.arange(24.0).reshape(2, 3, 4))
+    turned = ft.permute_dims(x, (1, 0, 2))
+    tensors = [ft.reshape(turned, (3, 8)), ft.reshape(turned, (24,)), ft.reshape(turned, (3, 2, 2, 2))]
+    assert ops_under(tensors, ("layout", "cse")) == ["permute_dims", "contiguous", "reshape", "reshape", "reshape"]
+    for plain, passed in zip(computed(tensors, ()), computed(tensors, ALL), strict=True):
+        np.testing.assert_array_equal(passed, plain)
+
+
+def test_reshapes_that_copy_nothing_stay():
+    x = ft.asarray(np.arange(24.0).reshape(2, 1, 3, 4))
+    kept = [
+        ft.reshape(ft.permute_dims(x, (2, 0, 1, 3)), (3, 2, 2, 2)),
+        ft.reshape(ft.permute_dims(x, (1, 0, 2, 3)), (-1,)),
+    ]
+    assert "contiguous" not in ops_under(kept, ("layout",))
+
+
+def test_parts_are_permuted_before_they_are_joined():
+    """As the gradient of what splits into heads is: one copy, not two."""
+    x, y = (ft.asarray(np.random.default_rng(0).normal(size=(1, 4, 8))) for _ in range(2))
+    joined = ft.reshape(ft.permute_dims(ft.concat([x, y], axis=0), (1, 0, 2)), (4, 16))
+    assert ops_under([joined], ("layout",)) == ["permute_dims", "permute_dims", "concat", "reshape"]
+    np.testing.assert_array_equal(computed([joined], ("layout",))[0], computed([joined], ())[0])
+    whole = ft.concat([x, y], axis=0)  # which is asked for as well
+    names = ops_under([whole, ft.reshape(ft.permute_dims(whole, (1, 0, 2)), (4, 16))], ("layout",))
+    assert names == ["concat", "permute_dims", "contiguous", "reshape"]
+
+
 def test_the_gradient_of_split_is_one_concat():
     x = ft.asarray(np.random.default_rng(0).normal(size=(4, 9)))
     a, b, c = ft.split(x, 3, axis=1)
@@ -328,11 +373,11 @@ def test_the_cache_is_bounded():
 
 def test_passes_are_switched_by_name(monkeypatch):
     monkeypatch.setenv(passes.VARIABLE, "-fusion, -cse")
-    assert passes.enabled() == ("attention", "expand", "fold", "algebra", "overlap")
+    assert passes.enabled() == ("attention", "expand", "fold", "algebra", "layout", "overlap")
     monkeypatch.setenv(passes.VARIABLE, "none")
     assert passes.enabled() == ()
     monkeypatch.setenv(passes.VARIABLE, "-fussion")
     with pytest.raises(
-        ArgumentError, match=r"'-fussion'.*the passes are attention, expand, fold, algebra, cse, fusion"
+        ArgumentError, match=r"'-fussion'.*the passes are attention, expand, fold, algebra, layout, cse, fusion"
     ):
         passes.enabled()

@@ -125,14 +125,19 @@ def _index_kernel(xp: Any, inputs: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _index_add_kernel(xp: Any, inputs: Any, shape: Shape, axes: tuple[int, ...]) -> Any:
-    g, *indices = inputs
-    accumulate = np.float32 if dtypes.is_half(g.dtype) else g.dtype
-    result = xp.zeros(shape, dtype=accumulate)
-    if axes == (0,) and g.size and xp is np:
-        _add_rows(result, indices[0].reshape(-1), g.reshape(-1, *shape[1:]))
-    elif g.size:
-        xp.add.at(result, _selector(len(shape), axes, indices), g.astype(accumulate, copy=False))
+    g = inputs[0]
+    result = xp.empty(shape, dtype=np.float32 if dtypes.is_half(g.dtype) else g.dtype)
+    _index_add_into(xp, result, inputs, shape, axes)
     return result.astype(g.dtype, copy=False)
+
+
+def _index_add_into(xp: Any, out: Any, inputs: Any, shape: Shape, axes: tuple[int, ...]) -> None:
+    g, *indices = inputs
+    out.fill(0)
+    if axes == (0,) and g.size and xp is np:
+        _add_rows(out, indices[0].reshape(-1), g.reshape(-1, *shape[1:]))
+    elif g.size:
+        xp.add.at(out, _selector(len(shape), axes, indices), g.astype(out.dtype, copy=False))
 
 
 def _add_rows(result: Any, rows: Any, g: Any) -> None:
@@ -162,6 +167,7 @@ INDEX_ADD: Op = define(
         "index_add",
         infer=lambda inputs, shape, axes: Spec(shape, inputs[0].dtype, inputs[0].device),
         kernel=_index_add_kernel,
+        into=_index_add_into,
         vjp=lambda i, h, y, inputs, shape, axes: _index(h, inputs[1:], axes) if i == 0 else None,
         variadic=True,
         aliases=False,

@@ -16,6 +16,7 @@ from fuel_parallel.runtime.passes.attention import attention
 from fuel_parallel.runtime.passes.constants import fold
 from fuel_parallel.runtime.passes.expansion import expand
 from fuel_parallel.runtime.passes.fusion import fusion
+from fuel_parallel.runtime.passes.layout import layout
 from fuel_parallel.runtime.passes.overlap import overlap
 from fuel_parallel.runtime.passes.sharing import cse
 
@@ -26,6 +27,7 @@ PASSES: dict[str, Pass] = {
     "expand": expand,
     "fold": fold,
     "algebra": algebra,
+    "layout": layout,
     "cse": cse,
     "fusion": fusion,
     "overlap": overlap,

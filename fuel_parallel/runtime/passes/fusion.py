@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fuel_parallel.lazy.dtypes import uint8
-from fuel_parallel.lazy.node import Attrs, Spec
+from fuel_parallel.lazy.node import OPS, Attrs, Spec
 from fuel_parallel.runtime.graph import Builder, Graph, Instruction
 from fuel_parallel.runtime.passes.grid import Group, grid_of, lay, may_fuse
 from fuel_parallel.runtime.program import BLOCK_ELEMENTS, ROW_DOT, Extent, Operation, Program
@@ -187,6 +187,7 @@ def _emit_region(
 ) -> None:
     inside = set(group.members)
     instructions = [graph.instructions[m - graph.first] for m in group.members]
+    forms, leaving = _one_of_each(graph, inside, leaving)
     sources = list(dict.fromkeys(v for i in instructions for v in i.inputs if v not in inside))
     register = {v: r for r, v in enumerate([*sources, *group.members])}
     operations = tuple(
@@ -213,8 +214,25 @@ def _emit_region(
     region = builder.add(REGION, [at[v] for v in sources], (program,), _bundle(specs, leaving), origin)
     for index, m in enumerate(leaving):
         at[m] = builder.add(ITEM, (region,), (index,), specs[m], graph.instructions[m - graph.first].origin)
+    for m, written in forms.items():
+        i = graph.instructions[m - graph.first]
+        at[m] = builder.add(OPS["reshape"], (at[written],), (i.spec.shape,), i.spec, i.origin)
     for m in group.members:
         at.setdefault(m, region)
+
+
+def _one_of_each(graph: Graph, inside: set[int], leaving: list[int]) -> tuple[dict[int, int], list[int]]:
+    """Values that leave in several shapes are written once: which are views of which, and those that are written."""
+    written: dict[int, int] = {}
+    forms: dict[int, int] = {}
+    for m in leaving:
+        source = m
+        while source in inside and graph.instructions[source - graph.first].op.name == "reshape":
+            (source,) = graph.instructions[source - graph.first].inputs
+        first = written.setdefault(source, m)
+        if first != m:
+            forms[m] = first
+    return forms, [m for m in leaving if m not in forms]
 
 
 def _with_row_dots(
