@@ -1,7 +1,7 @@
 """Fusion: elementwise operations, and reductions and normalizations along rows, become regions.
 
-Instructions are taken in order. One that can lie over the grid of an existing group, and whose other inputs do not wait
-for that group, joins it; else it starts a group. A group is then one instruction, placed where its last input is ready.
+Instructions are taken in order. One that can lie over the grid of an existing group that makes one of its inputs, or
+reads one of them too, and whose other inputs do not wait for that group, joins it; else it starts a group. A group is then one instruction, placed where its last input is ready.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class _Grouping:
         self.waits = graph.waits()
         self.group_of: dict[int, Group] = {}
         self.groups: list[Group] = []
+        self.readers = graph.consumers()
 
     def run(self) -> list[Group]:
         for number, i in enumerate(self.graph.instructions, self.graph.first):
@@ -63,9 +64,16 @@ class _Grouping:
         return [g for g in self.groups if g.members]
 
     def _candidates(self, i: Instruction) -> list[Group]:
-        """Groups of the inputs, the youngest first."""
+        """Groups of the inputs, the youngest first, then groups that read one of the inputs as well."""
         found = {id(g): g for v in i.inputs if (g := self.group_of.get(v)) is not None}
-        return sorted(found.values(), key=lambda g: -g.members[-1])
+        beside = {
+            id(g): g
+            for v in i.inputs
+            for r in self.readers[v]
+            if (g := self.group_of.get(r + self.graph.first)) is not None and g.extents[v] is Extent.FULL
+        }
+        beside = {key: g for key, g in beside.items() if key not in found}
+        return [g for each in (found, beside) for g in sorted(each.values(), key=lambda g: -g.members[-1])]
 
     def _start(self, number: int, i: Instruction) -> None:
         shape = max((self.specs[number].shape, *(self.specs[v].shape for v in i.inputs)), key=math.prod)
