@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
+import re
 from pathlib import Path
+from typing import Any, ClassVar
 
 import click
 
 from fuel_parallel import environment
 from fuelrun.run import Count, Seconds
 
-TUNING = "fuel_parallel.comm.tuning"
+TUNING = "fuel_parallel.comm.speed.tuning"
+TIMING = "fuel_parallel.comm.speed.bench"
+COLLECTIVES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "shift",
+    "send",
+    "barrier",
+)
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
+PICTURES = (".png", ".svg", ".pdf")
+
+HELP = """\b
+Examples:
+  fuelrun bench                             every collective, on as many ranks as there are cores
+  fuelrun bench all_reduce -n 4             one of them, on 4 ranks
+  fuelrun bench all_reduce all_gather --sizes 4KiB:64MiB --dtype bfloat16
+  fuelrun bench all_reduce --plot all_reduce.png
+  mpirun -n 64 fuelrun bench all_reduce --json > all_reduce.json
+  fuelrun bench --tune                      for as many ranks as there are cores
+  srun -N 1 -n 16 fuelrun bench --tune      on a node of a cluster
+"""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class Sizes(click.ParamType[list[int]]):
+    """Sizes in bytes, as 4KiB,1MiB or as the range 4KiB:64MiB, each four times the one before."""
+
+    name = "sizes"
+    UNITS: ClassVar[dict[str, int]] = {"": 0, "K": 10, "M": 20, "G": 30}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """Say what was expected, and what came instead."""
+        if isinstance(value, list):
+            return value
+        first, colon, last = value.partition(":")
+        if not colon:
+            return [self._size(word, value) for word in value.split(",")]
+        start, end = self._size(first, value), self._size(last, value)
+        if not 0 < start <= end:
+            raise click.UsageError(f"--sizes {value}: a range goes from a smaller size of 1 or more to a larger one")
+        return [size for size in (start << 2 * n for n in range(32)) if size <= end]
+
+    def _size(self, word: str, value: str) -> int:
+        match = re.fullmatch(r"(\d{1,15})([KMG]?)(i?B)?", word.strip(), re.IGNORECASE)
+        if match is None:
+            raise click.UsageError(f"--sizes takes sizes such as 64,4KiB,1MiB or a range 4KiB:64MiB; got '{value}'")
+        return int(match[1]) << self.UNITS[match[2].upper()]
+
+
+@click.command(epilog=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.argument("collectives", nargs=-1, metavar="[COLLECTIVE]...")
 @click.option("--tune", is_flag=True, help="Find from which size on shared memory is faster than MPI, and keep it.")
 @click.option(
     "-n",
@@ -21,37 +76,89 @@ TUNING = "fuel_parallel.comm.tuning"
     metavar="N",
     help="Ranks to start [default: one a core, at least 2].",
 )
-@click.option("--seconds", type=Seconds(), default=0.2, metavar="S", help="Time for each size [default: 0.2].")
+@click.option(
+    "--sizes",
+    type=Sizes(),
+    metavar="SIZES",
+    help="As in 64,4KiB,1MiB, or a range, each size four times the one before [default: 64:64MiB].",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of the arrays [default: float32].")
+@click.option("--seconds", type=Seconds(), default=0.2, metavar="S", help="Time for each size and way [default: 0.2].")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Where the table goes [default: ~/.cache/fuel-parallel/collectives.json].",
+    help="Where the table of --tune goes [default: ~/.cache/fuel-parallel/collectives.json].",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help=f"Draw latency and bandwidth over size ({', '.join(PICTURES)}).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
-def bench(tune: bool, ranks: int | None, seconds: float, output: Path | None, as_json: bool) -> int:
-    """Measure collectives on this machine.
+def bench(
+    collectives: tuple[str, ...],
+    tune: bool,
+    ranks: int | None,
+    sizes: list[int] | None,
+    dtype: str | None,
+    seconds: float,
+    output: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> int:
+    """Measure collectives on this machine or this job.
+
+    Prints for each collective and size the latency (median, least and greatest of several series, on the slowest
+    rank), the bandwidth, and the bandwidth on the bus: what a wire must carry for a perfect algorithm. Ways are timed
+    in turns: `auto` is what scripts get, `mpi` is MPI alone, `shared` the memory that the ranks of a node share. Every
+    result is checked first. COLLECTIVE is one or more of all_reduce, reduce_scatter, all_gather, broadcast, reduce,
+    all_to_all, shift, send and barrier [default: all].
 
     Inside a node, arrays can go through MPI or through memory that the ranks share; which is faster depends on size,
     number of ranks, MPI and machine. `--tune` times both, some 20 s for each number of ranks (2, 4, ... and N), and
     writes a table that every later run of yours on this machine reads. Nothing else should run meanwhile.
+    """
+    if tune:
+        given = {"COLLECTIVE": collectives, "--sizes": sizes, "--dtype": dtype, "--plot": plot}
+        wrong = next((name for name, value in given.items() if value), None)
+        if wrong:
+            raise click.UsageError(f"{wrong} and --tune do not go together: --tune measures what its table needs")
+        _check_folder("--output", output)
+        words = [f"--seconds={seconds}", *(["--json"] if as_json else [])]
+        words += [f"--output={output.absolute()}"] if output is not None else []
+        return _on_ranks(TUNING, words, ranks)
+    if output is not None:
+        raise click.UsageError("--output is where --tune writes its table; for a file use --json > FILE")
+    unknown = next((name for name in collectives if name not in COLLECTIVES), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, COLLECTIVES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it is one of {', '.join(COLLECTIVES)}"
+        raise click.UsageError(f"there is no collective '{unknown}' to measure; {hint}")
+    if plot is not None:
+        _check_folder("--plot", plot)
+        if plot.suffix not in PICTURES:
+            raise click.UsageError(f"--plot {plot}: the name must end in one of {', '.join(PICTURES)}")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise click.UsageError("--plot needs matplotlib: pip install 'fuel-parallel[plot]'")
+    sizes = Sizes().convert("64:64MiB", None, None) if sizes is None else sizes
+    words = [*collectives, f"--sizes={','.join(map(str, sizes))}", f"--dtype={dtype or 'float32'}"]
+    words += [f"--seconds={seconds}", *(["--json"] if as_json else [])]
+    words += [f"--plot={plot.absolute()}"] if plot is not None else []
+    return _on_ranks(TIMING, words, ranks)
 
-    \b
-    Examples:
-      fuelrun bench --tune                  for as many ranks as there are cores
-      fuelrun bench --tune -n 4             for 2 and for 4 ranks
-      srun -N 1 -n 16 fuelrun bench --tune  on a node of a cluster
-    """  # noqa: D301 (click wants the backspace itself)
-    if not tune:
-        raise click.UsageError("say what to measure: fuelrun bench --tune (`fuelrun bench --help` shows more)")
-    if output is not None and not output.absolute().parent.is_dir():
-        raise click.UsageError(f"--output {output}: there is no folder {output.absolute().parent}; make it first")
+
+def _check_folder(option: str, path: Path | None) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise click.UsageError(f"{option} {path}: there is no folder {path.absolute().parent}; make it first")
+
+
+def _on_ranks(module: str, words: list[str], ranks: int | None) -> int:
+    """Runs a module on the ranks of this job, or of one that is started for it."""
     from fuelrun.launch.script import Script
 
-    words = [f"--seconds={seconds}", *(["--json"] if as_json else [])]
-    if output is not None:
-        words.append(f"--output={output.absolute()}")
-    target = Script(TUNING, tuple(words), module=True)
+    target = Script(module, tuple(words), module=True)
     claim = environment.detect()
     if claim is not None and claim.parallel:
         from fuelrun.launch.rank import become_rank

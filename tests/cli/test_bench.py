@@ -1,13 +1,16 @@
-"""`fuelrun bench --tune` measures, and writes a table that the library reads."""
+"""`fuelrun bench` times collectives; with `--tune` it writes a table that the library reads."""
 
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
+from fuel_parallel.comm.speed import collectives as speed
+from fuel_parallel.comm.speed.tuning import describe, sizes, threshold
 from fuel_parallel.comm.thresholds import KINDS, NEVER, read_table
-from fuel_parallel.comm.tuning import describe, sizes, threshold
+from fuelrun.bench import COLLECTIVES, Sizes
 
 
 def test_tuning_writes_a_table_that_can_be_read(fuelrun) -> None:
@@ -23,7 +26,15 @@ def test_tuning_writes_a_table_that_can_be_read(fuelrun) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "say what to measure: fuelrun bench --tune"),
+        (("all_reduse",), "there is no collective 'all_reduse' to measure; did you mean all_reduce?"),
+        (("fft",), "there is no collective 'fft' to measure; it is one of all_reduce, reduce_scatter,"),
+        (("--sizes", "4 apples"), "--sizes takes sizes such as 64,4KiB,1MiB or a range 4KiB:64MiB; got '4 apples'"),
+        (("--sizes", "1MiB:4KiB"), "--sizes 1MiB:4KiB: a range goes from a smaller size of 1 or more to a larger one"),
+        (("--plot", "no/where.png"), "--plot no/where.png: there is no folder"),
+        (("--plot", "picture.txt"), "--plot picture.txt: the name must end in one of .png, .svg, .pdf"),
+        (("--tune", "all_reduce"), "COLLECTIVE and --tune do not go together"),
+        (("--tune", "--sizes", "4KiB"), "--sizes and --tune do not go together"),
+        (("--output", "table.json"), "--output is where --tune writes its table"),
         (("--tune", "-n", "0"), "-n takes the number of ranks, a whole number of at least 1; got '0'"),
         (("--tune", "--seconds", "soon"), "--seconds takes seconds, 0 or more; got 'soon'"),
         (("--tune", "--output", "no/where.json"), "--output no/where.json: there is no folder"),
@@ -34,6 +45,69 @@ def test_mistakes_are_told_in_one_line(fuelrun, words, message) -> None:
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_each_collective_is_timed_every_way(fuelrun) -> None:
+    words = ("-n", "2", "--seconds", "0", "--sizes", "0,8,64KiB", "--json", "--plot", "speed.svg")
+    done = fuelrun.run("bench", *words, FUEL_NODE_LOCAL="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert (report["ranks"], report["nodes"], report["dtype"], report["skipped"]) == (2, 1, "float32", [])
+    found = {(t["collective"], t["way"], t["bytes"]) for t in report["timings"]}
+    sized = [name for name in COLLECTIVES if name != "barrier"]
+    plain = {(name, way, size) for name in sized for way in ("auto", "mpi") for size in (0, 8, 65536)}
+    shared = {(name, "shared", 65536) for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")}
+    assert found == plain | shared | {("barrier", "auto", 0), ("barrier", "mpi", 0)}
+    for t in report["timings"]:
+        assert 0 < t["min_us"] <= t["latency_us"] <= t["max_us"]
+        assert t["algorithm_gb_s"] == pytest.approx(t["bytes"] / t["latency_us"] / 1e3)
+    picture = (fuelrun.folder / "speed.svg").read_text()
+    assert picture.startswith("<?xml")
+
+
+def test_a_table_can_be_read_and_cut(fuelrun) -> None:
+    done = fuelrun.run("bench", "all_reduce", "-n", "3", "--seconds", "0", "--sizes", "8:128", "--dtype", "bfloat16")
+    assert done.returncode == 0
+    rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert {(row[0], row[1]) for row in rows} == {(size, way) for size in ("8", "32", "128") for way in ("auto", "mpi")}
+    assert "# all_reduce, bfloat16, 3 ranks on 1 node" in done.stdout
+
+
+def test_the_bus_carries_what_a_perfect_algorithm_needs(fuelrun) -> None:
+    done = fuelrun.run("bench", "all_reduce", "all_gather", "-n", "3", "--seconds", "0", "--sizes", "12KiB", "--json")
+    for t in json.loads(done.stdout)["timings"]:
+        factor = {"all_reduce": 4 / 3, "all_gather": 2 / 3}[t["collective"]]
+        assert t["bus_gb_s"] == pytest.approx(factor * t["algorithm_gb_s"])
+
+
+def test_a_way_that_is_not_to_be_had_is_said(fuelrun) -> None:
+    done = fuelrun.run("bench", "barrier", "-n", "2", "--seconds", "0", FUEL_NODE_LOCAL="0")
+    assert done.returncode == 0
+    assert "# shared: skipped, the ranks do not share the memory of one node" in done.stdout
+
+
+def test_the_command_line_knows_what_can_be_timed() -> None:
+    """It is written down twice, for the launcher must not import arrays."""
+    assert tuple(speed.COLLECTIVES) == COLLECTIVES
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("64", [64]), ("1k,4KiB", [1024, 4096]), ("4KB:100K", [4096, 16384, 65536]), ("2MiB", [2 << 20]), ("1:1", [1])],
+)
+def test_sizes_are_read(text, expected) -> None:
+    assert Sizes().convert(text, None, None) == expected
+
+
+def test_a_wrong_result_is_found() -> None:
+    """The check that comes before the clock."""
+
+    class Wrong(speed.Transport):
+        def broadcast(self, x, root):
+            return x + 1
+
+    Wrong.__abstractmethods__ = frozenset()
+    assert not speed.COLLECTIVES["broadcast"].make(Wrong(), 4, np.dtype(np.float32)).check()
 
 
 @pytest.mark.parametrize(
@@ -50,8 +124,8 @@ def test_where_there_is_nothing_to_tune_that_is_said(fuelrun, ranks, environ, me
 
 
 def test_help_teaches(fuelrun) -> None:
-    text = fuelrun.run("bench", "--help").stdout
-    for part in ("--tune", "fuelrun bench --tune -n 4", "srun", "shared memory is faster than MPI", "collectives.json"):
+    text = " ".join(fuelrun.run("bench", "--help").stdout.split())
+    for part in ("bench all_reduce -n 4", "bench --tune", "srun", "shared memory is faster than MPI", "collectives.json"):
         assert part in text
     assert "bench" in fuelrun.run("--help").stdout
 

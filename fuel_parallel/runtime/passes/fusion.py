@@ -1,7 +1,8 @@
 """Fusion: elementwise operations, and reductions and normalizations along rows, become regions.
 
 Instructions are taken in order. One that can lie over the grid of an existing group that makes one of its inputs, or
-reads one of them too, and whose other inputs do not wait for that group, joins it; else it starts a group. A group is then one instruction, placed where its last input is ready.
+reads one of them too, and whose other inputs do not wait for that group, joins it; else it starts a group. A group is
+then one instruction, placed where its last input is ready.
 """
 
 from __future__ import annotations

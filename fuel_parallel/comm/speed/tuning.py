@@ -1,21 +1,19 @@
 """Measures from which size on a collective is faster in a node's shared memory than by MPI: a row of the table.
 
-Run on ranks of one node, `python -m fuel_parallel.comm.tuning`, as `fuelrun bench --tune` does. Both ways are timed in
-turns, so that what else the machine does meets both alike; a time is that of the slowest rank. A threshold is the least
-size from which on shared memory was faster at *every* size that was tried: one lucky measurement moves nothing.
+Run on ranks of one node, `python -m fuel_parallel.comm.speed.tuning`, as `fuelrun bench --tune` does. Both ways are
+timed in turns, so that what else the machine does meets both alike. A threshold is the least size from which on shared
+memory was faster at *every* size that was tried: one lucky measurement moves nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -23,6 +21,7 @@ import numpy as np
 from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.mpi import MpiTransport
 from fuel_parallel.comm.node_local import SMALL_BYTES, NodeLocalTransport
+from fuel_parallel.comm.speed.timing import Call, calls_of_series, library, machine, rounds, series
 from fuel_parallel.comm.thresholds import KINDS, NEVER, CollectiveTable, Row, table_path, write_table
 from fuel_parallel.comm.transport import Transport
 from fuel_parallel.errors import CommunicatorError
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 
 SMALLEST, LARGEST = 4 << 10, 16 << 20
 LARGEST_OF = {"all_reduce_handed_in": SMALL_BYTES, "all_reduce_copied": 64 << 20}
-LEAST_ROUNDS, MOST_CALLS = 3, 100
-"""Small collectives are timed in series, so that what the clock and the start cost does not count."""
-
-Call = Callable[[], Any]
 
 
 def calls(kind: str, transport: Transport, nbytes: int, rank: int, ranks: int) -> Call:
@@ -104,31 +99,12 @@ def _speedup(comm: MPI.Intracomm, kind: str, plain: Transport, shared: Transport
     by_mpi = calls("all_reduce" if kind.startswith("all_reduce") else kind, plain, nbytes, comm.rank, comm.size)
     by_memory = calls(kind, shared, nbytes, comm.rank, comm.size)
     by_memory()
-    once = _series(comm, by_mpi, 1)
-    repeats = comm.bcast(max(1, min(MOST_CALLS, int(seconds / 10 / once))))
+    count = calls_of_series(comm, by_mpi, seconds)
     ratios = []
-    for _ in _rounds(comm, seconds):
-        slow, fast = (_series(comm, call, repeats) for call in (by_mpi, by_memory))
+    for _ in rounds(comm, seconds):
+        slow, fast = (series(comm, call, count) for call in (by_mpi, by_memory))
         ratios.append(slow / fast)
     return float(comm.bcast(statistics.median(ratios)))
-
-
-def _series(comm: MPI.Intracomm, call: Call, repeats: int) -> float:
-    from mpi4py import MPI
-
-    comm.Barrier()
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return float(comm.allreduce(time.perf_counter() - begin, MPI.MAX))
-
-
-def _rounds(comm: MPI.Intracomm, seconds: float) -> Iterator[int]:
-    """Counts as long as rank 0 has time."""
-    begin, number = time.perf_counter(), 0
-    while comm.bcast(number < LEAST_ROUNDS or time.perf_counter() - begin < seconds):
-        yield number
-        number += 1
 
 
 def measure(comm: MPI.Intracomm, seconds: float) -> CollectiveTable:
@@ -143,23 +119,7 @@ def measure(comm: MPI.Intracomm, seconds: float) -> CollectiveTable:
         arrived = comm.Ibarrier()
         while not arrived.Test():
             time.sleep(0.01)
-    return CollectiveTable(machine=_machine(), mpi=_library(), rows=tuple(rows))
-
-
-def _machine() -> str:
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass  # not Linux, or a processor without a name
-    return f"{name}, {os.cpu_count()} cores"
-
-
-def _library() -> str:
-    from mpi4py import MPI
-
-    return " ".join(MPI.Get_library_version().strip("\0").splitlines()[0].split()).partition(",")[0]
+    return CollectiveTable(machine=machine(), mpi=library(), rows=tuple(rows))
 
 
 def main() -> None:
