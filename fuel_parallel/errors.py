@@ -52,5 +52,9 @@ class LaunchError(FuelError, RuntimeError):
     """Ranks could not be started, or the launcher and the MPI library do not belong together."""
 
 
+class TopologyError(FuelError, ValueError):
+    """A topology does not hold together: an id twice, a link without ends, a device that is not there."""
+
+
 class DataError(FuelError, ValueError):
     """A file or data set that cannot be used: missing, empty, wrongly encoded or too short."""

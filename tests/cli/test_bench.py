@@ -125,7 +125,13 @@ def test_where_there_is_nothing_to_tune_that_is_said(fuelrun, ranks, environ, me
 
 def test_help_teaches(fuelrun) -> None:
     text = " ".join(fuelrun.run("bench", "--help").stdout.split())
-    for part in ("bench all_reduce -n 4", "bench --tune", "srun", "shared memory is faster than MPI", "collectives.json"):
+    for part in (
+        "bench all_reduce -n 4",
+        "bench --tune",
+        "srun",
+        "shared memory is faster than MPI",
+        "collectives.json",
+    ):
         assert part in text
     assert "bench" in fuelrun.run("--help").stdout
 

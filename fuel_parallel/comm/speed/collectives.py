@@ -68,7 +68,8 @@ def pattern(size: int, rank: int, dtype: DType) -> Host:
 
 
 def _total(size: int, ranks: int, dtype: DType) -> Host:
-    return np.sum([pattern(size, r, np.dtype(np.int64)) for r in range(ranks)], axis=0).astype(dtype)
+    total: Host = np.sum([pattern(size, r, np.dtype(np.int64)) for r in range(ranks)], axis=0).astype(dtype)
+    return total
 
 
 def _rows(size: int, ranks: int) -> tuple[int, ...]:
