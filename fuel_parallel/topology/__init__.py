@@ -1,6 +1,7 @@
 """The model of machines and clusters: which devices there are and how they are linked."""
 
 from fuel_parallel.topology.model import (
+    Cache,
     Connection,
     Description,
     DeviceId,
@@ -17,6 +18,7 @@ from fuel_parallel.topology.routes import Route
 from fuel_parallel.topology.topology import DeviceTopology
 
 __all__ = [
+    "Cache",
     "Connection",
     "Description",
     "DeviceId",

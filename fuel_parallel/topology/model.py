@@ -74,20 +74,30 @@ class DeviceInfo(Part, frozen=True, kw_only=True, omit_defaults=True, tag="devic
     tflops: float | None = None
 
 
+class Cache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A cache for data, and the cores that share it."""
+
+    level: int
+    bytes: int
+    cores: str = ""
+
+
 class NumaDomain(Part, frozen=True, kw_only=True, omit_defaults=True, tag="numa"):
     """Cores and the memory that is near to them."""
 
     index: int
     cores: str = ""
     memory_bytes: int | None = None
+    caches: tuple[Cache, ...] = ()
 
 
 class Nic(Part, frozen=True, kw_only=True, omit_defaults=True, tag="nic"):
-    """A network card, or one port of it."""
+    """A network card, or one port of it. `speed_mb_s` is that of its port, whatever it is plugged into."""
 
     name: str = ""
     numa: int | None = None
     bus: str = ""
+    speed_mb_s: float | None = None
 
 
 class Switch(Part, frozen=True, kw_only=True, omit_defaults=True, tag="switch"):

@@ -106,6 +106,10 @@ class DeviceTopology:
             raise TopologyError(f"there is no device {device!r}; the devices are {some}{' ...' * (len(self) > 8)}")
         return found
 
+    def has(self, part: str) -> bool:
+        """Whether there is a part of that id."""
+        return part in self._parts
+
     def part(self, part: str) -> AnyPart:
         """A device, NUMA domain, network card or switch. Raises `TopologyError` when there is none."""
         if part not in self._parts:

@@ -1,0 +1,159 @@
+"""Cores, caches and NUMA domains, and how much of them this process may use."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from fuel_parallel.errors import DataError
+from fuel_parallel.topology.cores import format_list, parse_list
+from fuel_parallel.topology.model import (
+    Cache,
+    DeviceInfo,
+    DeviceKind,
+    Interconnect,
+    Link,
+    NumaDomain,
+    Origin,
+    mb_s,
+)
+from fuel_parallel.topology.probe.sysfs import Sysfs
+from fuel_parallel.topology.topology import DeviceTopology
+
+CPU = "sys/devices/system/cpu"
+NODES = "sys/devices/system/node"
+NEAR_GB_S, NEAR_US = 100.0, 0.1
+"""Between a NUMA domain and its own cores: beyond what any other link carries."""
+
+
+def add_cpus(t: DeviceTopology, sysfs: Sysfs, node: str, allowed: frozenset[int] | None) -> None:
+    """Adds the NUMA domains, each with one device `cpu:N` that has its cores. `allowed` are those that may be used."""
+    prefix = f"{node}/" if node else ""
+    name = model_name(sysfs)
+    online = _cores(sysfs.text(f"{CPU}/online")) or frozenset(range(os.cpu_count() or 1))
+    found = []
+    for index, cores, memory in _domains(sysfs, online):
+        usable = cores if allowed is None else cores & allowed
+        caches = tuple(_caches(sysfs, usable or cores))
+        numa = f"{prefix}numa:{index}"
+        t.add_numa(
+            NumaDomain(id=numa, node=node, index=index, cores=format_list(cores), memory_bytes=memory, caches=caches)
+        )
+        found.append((index, numa))
+        if usable:
+            cpu = f"{prefix}cpu:{index}"
+            text = format_list(usable)
+            t.add_device(
+                DeviceInfo(
+                    id=cpu, node=node, kind=DeviceKind.CPU, name=name, memory_bytes=memory, numa=index, cores=text
+                )
+            )
+            t.add_link(cpu, numa, _shared(NEAR_GB_S, NEAR_US))
+    for a, (index, one) in enumerate(found):
+        for _, other in found[a + 1 :]:
+            t.add_link(one, other, _between_sockets(sysfs, index))
+
+
+def allowed_cores(sysfs: Sysfs) -> frozenset[int]:
+    """The cores that this process may run on: its affinity, which a cpuset, a batch system or a launcher sets."""
+    if sysfs.root.resolve() == sysfs.root.resolve().parent and hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    status = re.search(r"^Cpus_allowed_list:\s*(\S+)", sysfs.text("proc/self/status"), re.MULTILINE)
+    return _cores(status[1]) if status else frozenset()
+
+
+def quota(sysfs: Sysfs) -> float | None:
+    """How many cores' time a container gets, by its cgroup (version 1 or 2); None where there is no limit.
+
+    The least of all groups that this process is in.
+    """
+    found = []
+    for line in sysfs.text("proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if number == "0" or "cpu" in names.split(","):
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            for depth in range(len(parts), -1, -1):
+                found.append(_quota_of(sysfs, "/".join(parts[:depth]), number == "0"))
+    return min((q for q in found if q is not None), default=None)
+
+
+def _quota_of(sysfs: Sysfs, group: str, unified: bool) -> float | None:
+    if unified:
+        share, _, period = sysfs.text(f"sys/fs/cgroup/{group}/cpu.max").partition(" ")
+        if share.isdigit() and period.isdigit() and int(period):
+            return int(share) / int(period)
+        return None
+    for folder in ("cpu", "cpu,cpuacct"):
+        share_us = sysfs.number(f"sys/fs/cgroup/{folder}/{group}/cpu.cfs_quota_us")
+        period_us = sysfs.number(f"sys/fs/cgroup/{folder}/{group}/cpu.cfs_period_us")
+        if share_us is not None and share_us > 0 and period_us:
+            return share_us / period_us
+    return None
+
+
+def model_name(sysfs: Sysfs) -> str:
+    """The processor, as it calls itself."""
+    found = re.search(r"^(?:model name|cpu|CPU part)\s*:\s*(.+)$", sysfs.text("proc/cpuinfo"), re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def _domains(sysfs: Sysfs, online: frozenset[int]) -> list[tuple[int, frozenset[int], int | None]]:
+    """Index, cores and bytes of memory of each domain; all is one domain where the kernel knows of none."""
+    found = []
+    for name in sysfs.names(NODES, r"node\d+"):
+        cores = _cores(sysfs.text(f"{NODES}/{name}/cpulist")) & online
+        total = re.search(r"MemTotal:\s*(\d+) kB", sysfs.text(f"{NODES}/{name}/meminfo"))
+        memory = int(total[1]) * 1024 if total else None
+        if cores or memory:
+            found.append((int(name[4:]), cores, memory))
+    if found:
+        return found
+    total = re.search(r"^MemTotal:\s*(\d+) kB", sysfs.text("proc/meminfo"), re.MULTILINE)
+    return [(0, online, int(total[1]) * 1024 if total else None)]
+
+
+def _caches(sysfs: Sysfs, cores: frozenset[int]) -> list[Cache]:
+    """The data caches of some cores, each once."""
+    found: dict[tuple[int, str], Cache] = {}
+    for core in sorted(cores):
+        for index in sysfs.names(f"{CPU}/cpu{core}/cache", r"index\d+"):
+            folder = f"{CPU}/cpu{core}/cache/{index}"
+            level, shared = sysfs.number(f"{folder}/level"), sysfs.text(f"{folder}/shared_cpu_list")
+            size = re.fullmatch(r"(\d{1,12})([KMG]?)", sysfs.text(f"{folder}/size"))
+            if level and size and sysfs.text(f"{folder}/type") != "Instruction":
+                nbytes = int(size[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[size[2]]
+                found.setdefault((level, shared), Cache(level=level, bytes=nbytes, cores=shared))
+    return sorted(found.values(), key=lambda c: c.level)
+
+
+def _cores(text: str) -> frozenset[int]:
+    try:
+        return frozenset(parse_list(text))
+    except DataError:
+        return frozenset()
+
+
+def _shared(rate: float | None, latency: float | None) -> Link:
+    return Link(
+        interconnect=Interconnect.SHARED_MEMORY,
+        bandwidth_mb_s=None if rate is None else mb_s(rate),
+        latency_us=latency,
+        origin=Origin.ASSUMED,
+    )
+
+
+def _between_sockets(sysfs: Sysfs, index: int) -> Link:
+    """The figures that NCCL assumes (src/graph/topo.h), by vendor and generation; unknown for others."""
+    text = sysfs.text("proc/cpuinfo")
+    vendor = re.search(r"^vendor_id\s*:\s*(\S+)", text, re.MULTILINE)
+    model = re.search(r"^model\s*:\s*(\d+)", text, re.MULTILINE)
+    if vendor and vendor[1] == "AuthenticAMD":
+        return _shared(16.0, None)
+    if vendor and vendor[1] == "GenuineIntel" and model:
+        generation = int(model[1])
+        return _shared(next(rate for least, rate in _INTEL if generation >= least), None)
+    return _shared(None, None)
+
+
+_INTEL = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0), (0, 6.0))
