@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": GROUND,
     "lazy": GROUND | {"backends"},
     "comm": TENSORS | {"environment", "failure"},
+    "comm.speed": RANKS | {"topology"},
     "runtime": TENSORS | {"environment", "failure", "comm"},
     "mesh": TENSORS | {"environment", "failure", "topology", "comm"},
     "module": TENSORS,

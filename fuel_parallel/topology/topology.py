@@ -50,19 +50,19 @@ class DeviceTopology:
 
     def add_device(self, device: DeviceInfo) -> None:
         """Raises `TopologyError` when something has that id already."""
-        self._add(device)
+        self.add(device)
 
     def add_numa(self, numa: NumaDomain) -> None:
         """A NUMA domain, which passes on what comes."""
-        self._add(numa)
+        self.add(numa)
 
     def add_nic(self, nic: Nic) -> None:
         """A network card."""
-        self._add(nic)
+        self.add(nic)
 
     def add_switch(self, switch: Switch) -> None:
         """A switch, inside a machine or between machines."""
-        self._add(switch)
+        self.add(switch)
 
     def add_link(self, a: str, b: str, link: Link) -> None:
         """A link both ways. Raises `TopologyError` when an end is unknown, or there is a link already."""
@@ -89,7 +89,8 @@ class DeviceTopology:
         self._links[source][target] = link
         self._router = None
 
-    def _add(self, part: AnyPart) -> None:
+    def add(self, part: AnyPart) -> None:
+        """Any part. Raises `TopologyError` when something has that id already."""
         if part.id in self._parts:
             raise TopologyError(f"there are two parts with the id {part.id!r}; ids are unique")
         self._parts[part.id] = part
@@ -227,7 +228,7 @@ class DeviceTopology:
         """The topology of a description. Raises `TopologyError` like the `add_` methods."""
         topology = cls(description.name)
         for part in description.parts:
-            topology._add(part)
+            topology.add(part)
         for c in description.connections:
             add = topology.add_directed_link if c.one_way else topology.add_link
             add(c.source, c.target, c.link)

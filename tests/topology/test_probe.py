@@ -140,6 +140,24 @@ def test_sockets_of_which_a_container_has_a_part(machine) -> None:
     assert gb_s(between.bandwidth_mb_s) == pytest.approx(16.0)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (1, [(0, "0-2")]),
+        (2, [(0, "0-2"), (1, "3-5")]),
+        (4, [(0, "0-1"), (0, "2"), (1, "4"), (1, "5")]),
+        (6, [(0, "0"), (0, "1"), (0, "2"), (1, "3"), (1, "4"), (1, "5")]),
+        (8, [(0, "0"), (0, "1"), (0, "2"), (1, "3"), (1, "4"), (1, "5"), (0, "0"), (0, "1")]),
+    ],
+)
+def test_a_device_for_each_rank(machine, ranks, expected) -> None:
+    """Cores of one domain each; more ranks than cores share them."""
+    machine.cpus(["0-2", "3-5"])
+    t = probe(root=machine.root, ranks=ranks)
+    assert [(d.numa, d.cores) for d in t.devices] == expected
+    assert [d.id for d in t.devices] == [f"cpu:{n}" for n in range(ranks)]
+
+
 def test_a_processor_of_unknown_make_has_links_of_unknown_speed(machine) -> None:
     machine.cpus(["0", "1"], vendor="Other")
     assert probe(root=machine.root).bandwidth_mb_s("cpu:0", "cpu:1") is None

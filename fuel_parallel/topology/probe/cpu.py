@@ -6,6 +6,7 @@ import os
 import re
 
 from fuel_parallel.errors import DataError
+from fuel_parallel.partitioning import partition
 from fuel_parallel.topology.cores import format_list, parse_list
 from fuel_parallel.topology.model import (
     Cache,
@@ -26,32 +27,60 @@ NEAR_GB_S, NEAR_US = 100.0, 0.1
 """Between a NUMA domain and its own cores: beyond what any other link carries."""
 
 
-def add_cpus(t: DeviceTopology, sysfs: Sysfs, node: str, allowed: frozenset[int] | None) -> None:
-    """Adds the NUMA domains, each with one device `cpu:N` that has its cores. `allowed` are those that may be used."""
+def add_cpus(
+    t: DeviceTopology, sysfs: Sysfs, node: str, allowed: frozenset[int] | None, ranks: int | None = None
+) -> None:
+    """Adds the NUMA domains, each with one device `cpu:N` that has its cores. `allowed` are those that may be used.
+
+    With `ranks` there are so many devices, each with a part of the cores of one domain.
+    """
     prefix = f"{node}/" if node else ""
     name = model_name(sysfs)
     online = _cores(sysfs.text(f"{CPU}/online")) or frozenset(range(os.cpu_count() or 1))
-    found = []
-    for index, cores, memory in _domains(sysfs, online):
-        usable = cores if allowed is None else cores & allowed
-        caches = tuple(_caches(sysfs, usable or cores))
-        numa = f"{prefix}numa:{index}"
+    domains = _domains(sysfs, online)
+    usable = {index: sorted(cores if allowed is None else cores & allowed) for index, cores, _ in domains}
+    for index, cores, memory in domains:
+        caches = tuple(_caches(sysfs, frozenset(usable[index]) or cores))
         t.add_numa(
-            NumaDomain(id=numa, node=node, index=index, cores=format_list(cores), memory_bytes=memory, caches=caches)
-        )
-        found.append((index, numa))
-        if usable:
-            cpu = f"{prefix}cpu:{index}"
-            text = format_list(usable)
-            t.add_device(
-                DeviceInfo(
-                    id=cpu, node=node, kind=DeviceKind.CPU, name=name, memory_bytes=memory, numa=index, cores=text
-                )
+            NumaDomain(
+                id=f"{prefix}numa:{index}",
+                node=node,
+                index=index,
+                cores=format_list(cores),
+                memory_bytes=memory,
+                caches=caches,
             )
-            t.add_link(cpu, numa, _shared(NEAR_GB_S, NEAR_US))
-    for a, (index, one) in enumerate(found):
-        for _, other in found[a + 1 :]:
-            t.add_link(one, other, _between_sockets(sysfs, index))
+        )
+    memory_of = {index: memory for index, _, memory in domains}
+    for number, (index, mine) in enumerate(_devices(usable, ranks)):
+        cpu = DeviceInfo(
+            id=f"{prefix}cpu:{number if ranks else index}",
+            node=node,
+            kind=DeviceKind.CPU,
+            name=name,
+            memory_bytes=memory_of[index],
+            numa=index,
+            cores=format_list(mine),
+        )
+        t.add_device(cpu)
+        t.add_link(cpu.id, f"{prefix}numa:{index}", _shared(NEAR_GB_S, NEAR_US))
+    for position, (index, _, _) in enumerate(domains):
+        for other, _, _ in domains[position + 1 :]:
+            t.add_link(f"{prefix}numa:{index}", f"{prefix}numa:{other}", _between_sockets(sysfs, index))
+
+
+def _devices(usable: dict[int, list[int]], ranks: int | None) -> list[tuple[int, list[int]]]:
+    """Domain and cores of each device. More ranks than cores share them, in turns."""
+    own = {index: cores for index, cores in usable.items() if cores}
+    if ranks is None:
+        return list(own.items())
+    every = [(index, core) for index, cores in own.items() for core in cores]
+    found = []
+    for part in partition(max(len(every), ranks), ranks):
+        index = every[part.start % len(every)][0]
+        mine = {every[n % len(every)] for n in part}
+        found.append((index, sorted(core for domain, core in mine if domain == index)))
+    return found
 
 
 def allowed_cores(sysfs: Sysfs) -> frozenset[int]:
