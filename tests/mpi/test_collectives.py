@@ -188,6 +188,17 @@ def test_split_by_key_reverses_and_none_stays_out():
     assert (nobody is None) == (RANK == 0)
 
 
+@pytest.mark.parametrize("node_local", ["0", "1"])
+def test_all_moves_work_in_a_part_of_a_split(monkeypatch, node_local):
+    monkeypatch.setenv("FUEL_NODE_LOCAL", node_local)
+    part = world.split(0, key=-RANK)
+    xs = everyone((2, N), np.dtype("float32"))[::-1]
+    x = ft.asarray(xs[part.rank])
+    same(part.shift(x, 1), xs[part.rank - 1])
+    same(part.all_to_all(x, 1, 0), np.concatenate([y[:, part.rank : part.rank + 1] for y in xs]))
+    same(part.scan(x), np.sum(xs[: part.rank + 1], axis=0, dtype=np.float32))
+
+
 @pytest.mark.mpi(min_size=2)
 def test_messages_travel_around_the_ring_whoever_sends_first():
     for shape, dtype in [((300, 300), ft.float64), ((), ft.bfloat16), ((0, 2), ft.int8)]:
@@ -256,3 +267,12 @@ def test_a_send_that_nobody_realizes_goes_out_at_the_barrier():
     world.barrier()
     if RANK == 1:
         assert world.recv((1,), ft.float32, 0, tag=3).tolist() == [4.0]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_send_that_nobody_realizes_goes_out_at_a_split():
+    if RANK == 0:
+        world.send(ft.asarray([4.0]), 1, tag=3)
+    if RANK == 1:
+        assert world.recv((1,), ft.float32, 0, tag=3).tolist() == [4.0]
+    assert world.split(0).world_size == N
