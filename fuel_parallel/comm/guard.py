@@ -1,10 +1,11 @@
 """The guard: no collective runs before it is known that all ranks are about to run the same.
 
 Every `MpiComm` has a `Guard`. Before a plan runs, `announce` publishes the digests of its collectives, each in its
-communicator; before each collective runs, `enter` waits until all ranks have published the same entry. So it is the
-guard that waits for a rank that is late, in Python, where signals are heard and the wait can be explained, and MPI
-only moves bytes between ranks that are all there. Where entries differ, all ranks come to that same entry, tell each
-other what they have there, and raise one `CollectiveMismatchError`.
+communicator, as far as the plan will come without waiting for anything else; before each collective runs, `enter`
+waits until all ranks have published the same entry. So it is the guard that waits for a rank that is late, in Python,
+where signals are heard and the wait can be explained, and MPI only moves bytes between ranks that are all there. Where
+entries differ, all ranks come to that same entry, tell each other what they have there, and raise one
+`CollectiveMismatchError`.
 
 The end of a script is an entry too, the last one of each communicator: `end` waits until all ranks have come to it. A
 rank that ends while others wait for it is thus a mismatch like any other.
@@ -73,6 +74,7 @@ class Guard:
         self._base = 0
         self._last: tuple[Entry, Line | None] | None = None
         self._digests = memoryview(array("q"))
+        self._runs: Sequence[int] = ()
         self._ran: deque[int] = deque(maxlen=1024)
         self.exchange = self._find_exchange()
         if self.exchange is None:
@@ -94,19 +96,27 @@ class Guard:
     # Before a plan runs.
 
     def publish(
-        self, entries: Sequence[Entry], digests: memoryview, lines: Sequence[Line | None], serials: Sequence[int]
+        self,
+        entries: Sequence[Entry],
+        digests: memoryview,
+        lines: Sequence[Line | None],
+        serials: Sequence[int],
+        runs: Sequence[int] = (),
     ) -> None:
-        """Tells the others about the entries that I am about to run, built at `lines`."""
+        """Tells the others about the entries that I am about to run, built at `lines`.
+
+        `runs` are the entries, by their place, that are not told before I reach them, and those behind them neither.
+        """
         base = self.published
         if self._entries:
             self._last = self._entries[-1], self._lines[-1]
-        self._entries, self._lines, self._base, self._digests = entries, lines, base, digests
+        self._entries, self._lines, self._base, self._digests, self._runs = entries, lines, base, digests, runs
         self._ran.extend(serials)
         self.entered = self.finished = base  # after a plan that failed, too
         self.inside = -1
         if self.exchange is not None:
-            count = min(len(digests), PIECE)
-            self.exchange.publish(base, digests[:PIECE] if count < len(digests) else digests)
+            count = min(len(digests), PIECE, runs[0] if runs else PIECE)
+            self.exchange.publish(base, digests[:count] if count < len(digests) else digests)
             self.published = base + count
         else:
             self.published = base + len(digests)
@@ -144,7 +154,9 @@ class Guard:
             return
         if number == self.published:
             done = number - self._base
-            piece = self._digests[done : done + PIECE]
+            piece = self._digests[done : min((place for place in self._runs if place > done), default=done + PIECE)][
+                :PIECE
+            ]
             exchange.publish(number, piece)
             self.published += len(piece)
         found = exchange.compare(number, self.published)
