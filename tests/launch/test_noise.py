@@ -31,7 +31,9 @@ BAD = (
     b"Please see the FAQ page for debugging suggestions\n"
 )
 CALLED = b"Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 7) - process 1\n"
-MESSAGES = [(OPEN_MPI, text) for text in (ABORT, SIGNAL, NONZERO, PMIX)] + [(HYDRA, text) for text in (BAD, CALLED)]
+PROXY = b"[proxy:0@n] HYDU_sock_write (a/sock.c:250): write error (Bad file descriptor)\n"
+MESSAGES = [(OPEN_MPI, text) for text in (ABORT, SIGNAL, NONZERO, PMIX)]
+MESSAGES += [(HYDRA, text) for text in (BAD, CALLED, PROXY)]
 
 
 @pytest.mark.parametrize(("engine", "message"), MESSAGES)
