@@ -229,7 +229,9 @@ class Guard:
         if receiving is not None:
             return str(receiving)
         entries, lines, place = self._entries, self._lines, self.inside - self._base
-        return _at(str(entries[place]), lines[place]) if 0 <= place < len(entries) else ""
+        if not 0 <= place < len(entries):
+            return ""
+        return "the end of its script" if entries[place] is END else _at(str(entries[place]), lines[place])
 
     def last(self) -> str:
         """The collective that this rank finished last, with its line; empty before the first."""
@@ -302,13 +304,21 @@ class Guard:
         """Whether all ranks are known to have come to the end; raises when one has a collective instead."""
         if self.exchange is None:
             return True
-        number = self._base
+        number = self.inside = self._base
         found = self.exchange.compare(number, self.published)
         if found == ~number:
             self._disagree(self.exchange, number)
         if found == number:
             self.messages.Iprobe()
-        return found > number
+            return False
+        self.inside = -1
+        return True
+
+    def missing_at_the_end(self) -> list[int]:
+        """World ranks that have not come to the end, all others where that cannot be known: none may be gone yet."""
+        known = None if self.exchange is None else self.exchange.missing(self._base)
+        ranks = [rank for rank in range(self.ranks) if rank != self.rank] if known is None else known
+        return [self.world_ranks[rank] for rank in ranks]
 
     def compare_messages(self) -> None:
         """Raises when a message was sent that nobody received. A collective call."""
@@ -383,11 +393,13 @@ def end() -> None:
     waiting = list(guards)
     for guard in waiting:
         guard.publish_end()
-    looks = 0
-    while waiting := [guard for guard in waiting if not guard.all_ended()]:
-        looks += 1
-        progress()
-        if looks > _SPINS:
-            time.sleep(0.0005)
+
+    def all_there() -> bool:
+        waiting[:] = [guard for guard in waiting if not guard.all_ended()]
+        return not waiting
+
+    wait_until(
+        all_there, progress, lambda watch: watch.look(waiting[0].missing_at_the_end()), lambda: "the end of its script"
+    )
     for guard in guards:
         guard.compare_messages()
