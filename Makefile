@@ -3,18 +3,23 @@
 #   make demo          trains a small GPT on two ranks
 #   make test          unit tests, MPI tests on 1 to 4 ranks (Open MPI), doctests
 #   make test-mpich    the MPI tests under MPICH, in an environment of its own
-#   make stress        what takes too long for every change: all tests of the runtime with each pass switched off
+#   make stress        what takes too long for every change: thousands of random programs and hundreds of kills under
+#                      both MPIs, and all tests of the runtime with each pass switched off
 #   make lint types    ruff; mypy on the installed package
 #   make docs          the documentation, into docs/_build/html
 #   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)
 #   make clean         removes all that the others made
 #
-# Settings: PYTHON=python3.12 (for a new environment), RANKS="2 4", PYTEST_ARGS="-k collectives", BENCH_ARGS="--steps 10".
+# Settings: PYTHON=python3.12 (for a new environment), RANKS="2 4", PYTEST_ARGS="-k collectives", BENCH_ARGS="--steps 10",
+# PROGRAMS=3000 KILLS=200 SEED=0 (for make stress).
 
 PYTHON ?= python3
 RANKS ?= 1 2 3 4
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+PROGRAMS ?= 3000
+KILLS ?= 200
+SEED ?= 0
 
 VENV := .venv
 MPICH_VENV := .venv-mpich
@@ -73,10 +78,15 @@ test: $(VENV)/test.stamp
 test-mpich: $(MPICH_VENV)/test.stamp
 	@$(begin_parts); \
 	for n in $(RANKS); do part "MPI tests, MPICH, $$n ranks" on_ranks $(MPICH_VENV) $$n; done; \
+	part "random programs and kills, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/stress $(PYTEST_OPTIONS); \
 	report
 
-stress: $(VENV)/test.stamp
+stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
 	@$(begin_parts); \
+	export FUEL_STRESS_PROGRAMS=$(PROGRAMS) FUEL_STRESS_KILLS=$(KILLS) FUEL_STRESS_SEED=$(SEED); \
+	for venv in $(VENV) $(MPICH_VENV); do \
+	    part "random programs and kills, $$venv" $$venv/bin/python -m pytest -s tests/stress $(PYTEST_OPTIONS); \
+	done; \
 	for passes in none $(addprefix -,$(PASSES)); do \
 	    export FUEL_PASSES=$$passes; \
 	    part "unit tests, FUEL_PASSES=$$passes" $(VENV)/bin/python -m pytest $(PASSES_TESTS) $(PYTEST_OPTIONS); \

@@ -19,6 +19,7 @@ fuelrun watching, initialises it in order to abort; under MPICH the other ranks 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import importlib
@@ -38,9 +39,10 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from fuel_parallel import environment
-from fuel_parallel.errors import CollectiveTimeoutError, FuelError
+from fuel_parallel.errors import CollectiveTimeoutError, CommunicatorError, FuelError
 
 TRACEBACK = "FUEL_TRACEBACK"
+RANK_PID = "FUEL_RANK_PID"
 
 _OWN_FRAMES = str(Path(__file__).parent) + os.sep
 _LAST_WORD_S = 1.2  # how long a rank that failed second waits to be ended by the first
@@ -64,7 +66,11 @@ _this_rank: _Rank | None = None
 before_the_end: list[Callable[[], None]] = []
 """Called when this rank fails, since `atexit` is not."""
 
+at_the_end: list[Callable[[], None]] = []
+"""Called in this order when the script has ended well, after its own exit functions."""
+
 _meets_others = False  # whether the end of the script is not yet a good end
+_status_of_child = 0  # with which a process that was forked from the rank ends
 _ending = False  # a failure of one thread is not taken back by the good end of another
 
 
@@ -90,12 +96,14 @@ def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to:
         line_tag=line_tag or (earlier.line_tag if earlier else ""),
         record_to=record_to or (earlier.record_to if earlier else None),
     )
+    os.environ[RANK_PID] = str(os.getpid())
     write_record()
     sys.excepthook = _excepthook
     if world_size != 1:
         threading.excepthook = _thread_excepthook
         if earlier is None or earlier.world_size == 1:
             _watch_sys_exit()
+            _watch_os_exit()
 
 
 def write_record(code: int | None = None, reason: str = "", report: str = "") -> bool:
@@ -141,6 +149,17 @@ def met_others() -> None:
     global _meets_others
     _meets_others = False
     write_record(0)
+
+
+def started_by_rank() -> str:
+    """Who has started this process, if that was a rank: such a process has a rank's variables, and is none."""
+    if not _is_this_rank():
+        return "was forked from a rank"
+    if multiprocessing := sys.modules.get("multiprocessing"):
+        parent = multiprocessing.parent_process()
+        if parent is not None and RANK_PID in os.environ:
+            return "was started by multiprocessing in a rank"
+    return "was started by a rank" if os.environ.get(RANK_PID) == str(os.getppid()) else ""
 
 
 def join_others() -> None:
@@ -390,17 +409,48 @@ def _watch_sys_exit() -> None:
 
     class WatchedExit(SystemExit):
         def __del__(self) -> None:
+            global _status_of_child
             code = exit_code(self)
             if code and sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
-                end_rank(self)
+                if _is_this_rank():
+                    end_rank(self)
+                _status_of_child = code
 
     def watched_exit(status: object = None, /) -> NoReturn:
-        # From the runner of fuelrun no SystemExit gets through, and a forked child ends alone.
-        if _is_this_rank():
-            raise WatchedExit(status)
-        raise SystemExit(status)
+        raise WatchedExit(status)  # from the runner of fuelrun none gets through
 
     WatchedExit.__name__ = WatchedExit.__qualname__ = "SystemExit"
     watched_exit.__name__ = "exit"
     watched_exit.__doc__ = sys.exit.__doc__
     sys.exit = watched_exit
+
+
+def _watch_os_exit() -> None:
+    """Make `os._exit(0)` on a rank that others still need a failure: MPICH's mpiexec calls the job a success."""
+    leave = os._exit
+
+    def watched_exit(status: int) -> NoReturn:
+        if status == 0 and _meets_others and _is_this_rank():
+            why = "the script called os._exit(0), and the other ranks have not come to their ends; use sys.exit(0)"
+            end_rank(CommunicatorError(why))
+        leave(status)
+
+    watched_exit.__name__ = watched_exit.__qualname__ = "_exit"
+    watched_exit.__doc__ = leave.__doc__
+    os._exit = watched_exit
+
+
+@atexit.register
+def _end_of_script() -> None:
+    """Registered when this module is imported, so that it comes after what the script registers.
+
+    A script may use collectives in its exit functions, and a rank that leaves in one of them is missed by the others.
+    """
+    if not _is_this_rank():
+        _flush()
+        os._exit(_status_of_child)  # mpi4py would finalize the MPI of the rank
+    try:
+        for call in at_the_end:
+            call()
+    except BaseException as error:
+        end_rank(error)

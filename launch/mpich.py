@@ -16,6 +16,7 @@ _BANNERS = (
         re.compile("Please see the FAQ page for debugging suggestions"),
     ),
     Banner(lines(r"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort\(.*")),
+    Banner(lines(r"\[(proxy:\d+(:\d+)?|mpiexec)@\S+\] .*")),  # Hydra about itself, when a rank dies in MPI_Finalize
 )
 _ABORT = re.compile(r"^Abort\(\d+\) on node \d+ \(rank (\d+) in comm 0\)")
 _SIGNAL = re.compile(r"EXIT STRING: .* \(signal (\d+)\)")

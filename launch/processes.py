@@ -51,6 +51,15 @@ def has_loaded_mpi(pid: int) -> bool:
     return False
 
 
+def killed_by(pid: int) -> int | None:
+    """The signal that ended a process, as long as its parent has not asked for its status; None if not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if words[0] == "Z":
+            return int(words[49]) & 0x7F or None
+    return None
+
+
 def name_of(pid: int) -> str:
     """The command of a process, for messages."""
     with contextlib.suppress(OSError):

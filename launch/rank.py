@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from fuel_parallel import environment, failure
-from fuelrun.launch import output, script
+from fuelrun.launch import output, script, shared_memory
 from fuelrun.launch.script import Script
 
 JOB_DIR = "FUEL_JOB_DIR"
@@ -84,6 +84,8 @@ def become_rank(target: Script, *, threads: int | None = None, tag_output: bool 
     if threads is None and (asked := os.environ.pop(THREADS, "")).isdigit():
         threads = int(asked)
 
+    if claim.parallel and not job_dir and claim.local_rank in (0, None):
+        shared_memory.remove_after(os.getppid())
     os.environ.update(thread_variables(dict(os.environ), threads))
     os.environ.update(claim.rank_variables())
     tag = ""

@@ -7,8 +7,8 @@ What is promised:
 - A rank that fails ends the job. If mpirun has not ended it a moment later, fuelrun does: SIGTERM, then SIGKILL by
   process id, found by the job's id in the environment of processes, because every rank is in a group of its own.
 - Ctrl-C and SIGTERM reach the scripts first; only what is left after the grace time is ended by force.
-- Nothing is left behind, on this host. On other hosts that is the MPI's part, and the ranks' own: they end when
-  their launcher is gone.
+- Nothing is left behind on this host, neither processes nor the MPI's files in /dev/shm. On other hosts that is the
+  MPI's part, and the ranks' own: they end when their launcher is gone.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from fuelrun.launch.plan import Plan
 from fuelrun.launch.processes import JOB_ID, Watch
 from fuelrun.launch.rank import JOB_DIR, SUPERVISOR
 from fuelrun.launch.records import RankRecord, read_records
+from fuelrun.launch.shared_memory import SharedFiles
 from fuelrun.launch.verdict import Ending, Verdict, judge
 
 _MPIRUN_ACTS_S = 1.0  # how long mpirun may take to end a job in which a rank failed
@@ -106,6 +107,7 @@ class _Supervision:
         self._host = socket.gethostname()
         self._records: dict[int, RankRecord] = {}
         self._watches: dict[int, Watch] = {}
+        self._shared_files = SharedFiles()
         self._gone: list[int] = []  # ranks of this host, in the order in which they ended
         self._seen = -1
         self._all_gone = False
@@ -119,6 +121,7 @@ class _Supervision:
         self._stopped_by: int | None = None
         self._notice_at: float | None = None
         self._death: Death | None = None
+        self._seen_death: Death | None = None  # for when mpirun does not tell
         self._noise = {fd: NoiseFilter(plan.engine.banners) for fd in (1, 2)}
         self._deaf = False  # nobody reads our output any more
 
@@ -149,18 +152,25 @@ class _Supervision:
                 watch.close()
         self._seen = -1
         self._read()
-        ending = Ending(
+        verdict = judge(self._ending(status))
+        self._shared_files.remove(failed=verdict.code != 0)
+        return verdict
+
+    def _ending(self, status: int) -> Ending:
+        death, seen = self._death or self._seen_death, self._seen_death
+        if death is not None and death.rank is None and seen is not None and death.signal == seen.signal:
+            death = seen
+        return Ending(
             ranks=self._plan.ranks,
             records=self._records,
             gone=tuple(self._gone),
             code=0 if self._stage >= _Stage.TERMINATED else self._plan.engine.exit_code(status),
-            death=self._death,
+            death=death,
             mpirun_killed_by=-status if status < 0 and self._stage < _Stage.TERMINATED else None,
             stopped_by=self._stopped_by,
             deserters=tuple(self._deserters),
             messages=tuple(text for noise in self._noise.values() for text in noise.taken if text.strip()),
         )
-        return judge(ending)
 
     def _watch(self) -> int:
         """Until mpirun has ended and its output is through; returns its status."""
@@ -256,6 +266,8 @@ class _Supervision:
             if rank not in self._gone and watch.fd is None and watch.ended():
                 self._note_end(watch)
         vanished = any(not self._records[rank].ended_well for rank in self._gone)
+        if not self._shared_files.names or (self._gone and self._stage is _Stage.RUNNING):
+            self._shared_files.note(self._ranks_here())
         # MPICH's mpiexec waits for ever for what a rank has left in the background with its output open.
         self._all_gone = len(self._gone) == self._plan.ranks
         if self._stage is not _Stage.RUNNING:
@@ -290,6 +302,8 @@ class _Supervision:
         """A rank of this host is gone. The first one counts, so this follows the order of events."""
         rank = next(rank for rank, other in self._watches.items() if other is watch)
         if rank not in self._gone:
+            if not self._gone and self._stage is _Stage.RUNNING and (number := processes.killed_by(watch.pid)):
+                self._seen_death = Death(rank, signal=number)
             self._gone.append(rank)
             self._seen = -1  # its last word may have been written since
         if watch.fd is not None:

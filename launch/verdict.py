@@ -73,6 +73,8 @@ def judge(ending: Ending) -> Verdict:
     first = _first(ending, unwell)
     if ending.death is not None and ending.death.signal is not None:
         return _killed(ending, first, ending.death.signal)
+    if not never and 0 < ending.code - 128 < signal.NSIG:  # mpirun's message has not come through
+        return _killed(ending, first, ending.code - 128)
     if never:
         return Verdict(ending.code or 1, f"{_ranks(never)} of {ending.ranks} did not start", ending.messages)
     return _vanished(ending, first)

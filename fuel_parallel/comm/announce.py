@@ -1,4 +1,9 @@
-"""From a plan to the guards: which collectives it has on which communicator, read once for each plan."""
+"""From a plan to the guards: which collectives it has on which communicator, read once for each plan.
+
+What a rank publishes it promises: others go into MPI and wait there, where nothing can be noticed any more. So it
+publishes no further than it will come whatever the others do: a *run* of collectives of one communicator. What comes
+after a receive, or after a collective of another communicator, is published when it is reached.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ class Step(Protocol):
         """The place of the node it comes from."""
 
 
-_Share = tuple[Guard, tuple[Entry, ...], memoryview, tuple[int, ...]]
+_Share = tuple[Guard, tuple[Entry, ...], memoryview, tuple[int, ...], tuple[int, ...]]
 _shares: dict[int, tuple[Any, list[_Share], list[int]]] = {}
 _MOST_PLANS = 512
 
@@ -43,9 +48,9 @@ def announce(steps: Sequence[Step], computed: list[Node]) -> None:
         if len(_shares) >= _MOST_PLANS:
             _shares.clear()
         found = _shares[id(steps)] = _read(steps, computed)
-    for guard, entries, digests, origins in found[1]:
+    for guard, entries, digests, origins, runs in found[1]:
         nodes = [computed[origin] for origin in origins]
-        guard.publish(entries, digests, [node.line for node in nodes], [node.serial for node in nodes])
+        guard.publish(entries, digests, [node.line for node in nodes], [node.serial for node in nodes], runs)
     if found[2] or announced:
         announced.clear()
         announced.extend(Message(node.op, node.attrs, node.line) for node in map(computed.__getitem__, found[2]))
@@ -54,19 +59,34 @@ def announce(steps: Sequence[Step], computed: list[Node]) -> None:
 def _read(steps: Sequence[Step], computed: list[Node]) -> tuple[Any, list[_Share], list[int]]:
     """Which collectives a plan has, by communicator, and which messages."""
     entries: dict[Guard, list[tuple[Entry, int]]] = {}
+    runs: dict[Guard, list[int]] = {}
     messages: list[int] = []
+    latest: Guard | None = None
+    reached = True  # whether the plan comes to the first run without waiting
     for step in steps:
         guard = guard_of(step.attrs) if step.op.crosses_ranks else None
         if guard is None:
             continue
         if is_message(step.op):
             messages.append(step.origin)
+            if not step.op.has_effect:  # a receive
+                latest, reached = None, False
             continue
+        mine = entries.setdefault(guard, [])
+        if guard is not latest and (mine or not reached):
+            runs.setdefault(guard, []).append(len(mine))
+        latest, reached = guard, False
         node = computed[step.origin]
         spec = node.inputs[0].spec if node.op is step.op else step.spec
-        entries.setdefault(guard, []).append((entry_of(step.op, step.attrs, spec), step.origin))
+        mine.append((entry_of(step.op, step.attrs, spec), step.origin))
     shares = [
-        (guard, tuple(e for e, _ in found), packed([e for e, _ in found]), tuple(origin for _, origin in found))
+        (
+            guard,
+            tuple(e for e, _ in found),
+            packed([e for e, _ in found]),
+            tuple(origin for _, origin in found),
+            tuple(runs.get(guard, ())),
+        )
         for guard, found in entries.items()
     ]
     return steps, shares, messages

@@ -16,10 +16,10 @@ from fuel_parallel.comm import sections
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
 from fuel_parallel.comm.transport import Pending, Then
 from fuel_parallel.errors import GradientError
-from fuel_parallel.lazy import dtypes
+from fuel_parallel.lazy import dtypes, effects
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import ZERO, Op, Shape, Spec, define
-from fuel_parallel.lazy.ops import creation, manipulation, reductions
+from fuel_parallel.lazy.ops import binary, creation, manipulation, reductions
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.partitioning import partition
 
@@ -115,9 +115,9 @@ def _reduce_kernel(x: Host, comm: Communicator, op: ReduceOp, root: int) -> Host
     return np.zeros_like(x) if result is None else result
 
 
-def _check_linear(function: str, op: ReduceOp, instead: str = "use all_reduce, which has") -> None:
+def _check_linear(function: str, op: ReduceOp) -> None:
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
-        raise GradientError(f"grad: {function} by {op.name} has no gradient; {instead}")
+        raise GradientError(f"grad: {function} by {op.name} has no gradient; use all_reduce, which has")
 
 
 def _reduce_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, root: int) -> Tensor:
@@ -180,8 +180,32 @@ def _scan_vjp(
     g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, exclusive: bool, reverse: bool
 ) -> Tensor:
     """My tensor is in the sums of all ranks from mine on: their cotangents, summed from the other end."""
-    _check_linear("scan", op, "take all_gather and the product or extremum of a slice")
-    return (comm.exscan if exclusive else comm.scan)(g, op, reverse=not reverse)
+    if op is ReduceOp.SUM:
+        return (comm.exscan if exclusive else comm.scan)(g, op, reverse=not reverse)
+    xs = comm.all_gather(manipulation.expand_dims(x, axis=0), 0)
+    cotangents = comm.all_gather(manipulation.expand_dims(g, axis=0), 0)
+    mine = comm.rank
+    # Zeros, but of both: a rank that is in nobody's terms gathers all the same, and in the next derivative too.
+    nothing = creation.zeros_like(x)
+    never = creation.astype(nothing, dtypes.bool_)
+    total = binary.where(never, xs[mine] + cotangents[mine], nothing)
+    for gathered in (xs, cotangents):
+        effects.keep(gathered.node)
+    for rank in range(comm.world_size):
+        first, last = (rank + exclusive, comm.world_size) if reverse else (0, rank + 1 - exclusive)
+        if first <= mine < last:
+            total = total + cotangents[rank] * _part_in_scan(xs[first:last], mine - first, op)
+    return total
+
+
+def _part_in_scan(terms: Tensor, place: int, op: ReduceOp) -> Tensor:
+    """The derivative of the reduction of `terms` with respect to one of them; extrema share it with their equals."""
+    if op is ReduceOp.PRODUCT:
+        others = [terms[other] for other in range(terms.shape[0]) if other != place]
+        return reductions.prod(manipulation.stack(others), axis=0) if others else creation.ones_like(terms[0])
+    extremum = (reductions.max if op is ReduceOp.MAX else reductions.min)(terms, axis=0)
+    hits = creation.astype(terms == extremum, terms.dtype)
+    return hits[place] / reductions.sum(hits, axis=0)
 
 
 SCAN = define(
@@ -279,6 +303,39 @@ ALL_TO_ALL = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "split_dim", "concat_dim", "rows"),
+    )
+)
+
+
+Table = tuple[Rows, ...]
+
+
+def _sizes_kernel(x: Host, comm: Communicator, dim: int, sizes: Table) -> Host:
+    ends = np.cumsum(sizes[comm.rank])
+    before = (slice(None),) * dim
+    blocks = [
+        np.ascontiguousarray(x[(*before, slice(end - extent, end))])
+        for end, extent in zip(ends, sizes[comm.rank], strict=True)
+    ]
+    shapes = [(*x.shape[:dim], row[comm.rank], *x.shape[dim + 1 :]) for row in sizes]
+    most = max(*map(sum, sizes), *map(sum, zip(*sizes, strict=True)))  # that a rank gives or gets: all know it
+    most_bytes = math.prod((*x.shape[:dim], *x.shape[dim + 1 :])) * most * x.itemsize
+    return np.concatenate(comm.transport.all_to_all(blocks, shapes, most_bytes), axis=dim)
+
+
+def _sizes_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, dim: int, sizes: Table) -> Tensor:
+    return comm.all_to_all(g, dim, dim, sizes=tuple(zip(*sizes, strict=True)))
+
+
+ALL_TO_ALL_SIZES = define(
+    Op(
+        "all_to_all_sizes",
+        infer=lambda x, comm, dim, sizes: _with_extent(x, dim, sum(row[comm.rank] for row in sizes)),
+        kernel=_on_host(_sizes_kernel),
+        vjp=(_sizes_vjp,),
+        crosses_ranks=True,
+        aliases=False,
+        attr_names=("comm", "dim", "sizes"),
     )
 )
 

@@ -12,6 +12,7 @@ are the other halves of these pairs (Shoeybi et al., 2019, arXiv:1909.08053, sec
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -145,7 +146,8 @@ class Communicator(ABC):
     def scan(self, x: Tensor, op: ReduceOp = ReduceOp.SUM, *, reverse: bool = False) -> Tensor:
         """The reduction of the tensors of ranks 0 up to mine; with `reverse`, from mine up to the last.
 
-        vjp (SUM only): the scan of the cotangents from the other end.
+        vjp: SUM, the scan of the cotangents from the other end; PRODUCT, MIN and MAX, the cotangents of those ranks,
+        each times its local derivative, for which the tensors of all ranks are gathered.
         """
         return self._scan("scan", x, op, exclusive=False, reverse=reverse)
 
@@ -153,19 +155,43 @@ class Communicator(ABC):
         """The reduction of the tensors of the ranks before mine; with `reverse`, of those after mine.
 
         Where there are none it is what changes nothing: 0 for SUM, 1 for PRODUCT, the greatest value of the dtype for
-        MIN, the least for MAX (infinities, if it has them). vjp (SUM only): the exscan from the other end.
+        MIN, the least for MAX (infinities, if it has them). vjp: as that of `scan`.
         """
         return self._scan("exscan", x, op, exclusive=True, reverse=reverse)
 
-    def all_to_all(self, x: Tensor, split_dim: int, concat_dim: int, *, size: int | None = None) -> Tensor:
+    def all_to_all(
+        self,
+        x: Tensor,
+        split_dim: int,
+        concat_dim: int,
+        *,
+        size: int | None = None,
+        sizes: Sequence[Sequence[int]] | None = None,
+    ) -> Tensor:
         """Part r of my tensor, cut along `split_dim`, goes to rank r; what comes is joined along `concat_dim`.
 
         Cuts are by `partition`. The extents along `concat_dim` of all ranks are equal, or the parts of
         `partition(size, world_size)` when the whole `size` is given. vjp: the all-to-all back.
+
+        With `sizes`, cuts are free: `sizes[s][r]` is the extent of the part that goes from rank s to rank r, the same
+        table on all ranks, and both dimensions are one. `all_gather_object` makes it of each rank's own row.
+
+        >>> import fuel_parallel.lazy as ft
+        >>> from fuel_parallel import SymbolicComm
+        >>> SymbolicComm(1, 2).all_to_all(ft.zeros((5, 8)), 0, 0, sizes=[[1, 3], [4, 1]]).shape
+        (4, 8)
         """
         x = self._operand("all_to_all", x)
         split_dim = self._check_dim("all_to_all", x, split_dim)
         concat_dim = self._check_dim("all_to_all", x, concat_dim)
+        if sizes is not None:
+            if split_dim != concat_dim or size is not None:
+                raise ArgumentError(
+                    "all_to_all: sizes= is for parts along one dimension and without size=; got split_dim="
+                    f"{split_dim}, concat_dim={concat_dim}, size={size}"
+                )
+            table = self._size_table(x.shape[split_dim], sizes)
+            return x if self.world_size == 1 else self._collect(collectives.ALL_TO_ALL_SIZES, x, split_dim, table)
         if split_dim == concat_dim and x.shape[split_dim] % self.world_size:
             raise ShapeError(
                 f"all_to_all: along one dimension ({split_dim}) the extent {x.shape[split_dim]} must be a multiple of "
@@ -293,6 +319,27 @@ class Communicator(ABC):
         if x.ndim == 0:
             raise ShapeError(f"{function}: a 0-d tensor has no dimension to split or join; reshape it to (1,) first")
         return normalize_axis(function, dim, x.ndim)
+
+    def _size_table(self, mine: int, sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        """The extents of the parts from each rank to each."""
+        n = self.world_size
+        try:
+            table = tuple(tuple(map(operator.index, row)) for row in sizes)
+        except TypeError:
+            raise ArgumentError(
+                f"all_to_all: sizes is a table of ints, sizes[source][dest] for {n} ranks; got {sizes!r}"
+            ) from None
+        if [len(row) for row in table] != [n] * n or any(extent < 0 for row in table for extent in row):
+            raise ArgumentError(
+                f"all_to_all: sizes is a table of {n} rows of {n} extents, 0 or more, sizes[source][dest]; "
+                f"got {sizes!r}"
+            )
+        if sum(table[self.rank]) != mine:
+            raise ShapeError(
+                f"all_to_all: sizes[{self.rank}], what this rank sends, sums to {sum(table[self.rank])}, but its "
+                f"tensor has an extent of {mine}"
+            )
+        return table
 
     def _rows(self, function: str, mine: int, size: int | None) -> tuple[int, ...]:
         """The extent of each rank's shard."""

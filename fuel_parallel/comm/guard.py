@@ -1,10 +1,11 @@
 """The guard: no collective runs before it is known that all ranks are about to run the same.
 
 Every `MpiComm` has a `Guard`. Before a plan runs, `announce` publishes the digests of its collectives, each in its
-communicator; before each collective runs, `enter` waits until all ranks have published the same entry. So it is the
-guard that waits for a rank that is late, in Python, where signals are heard and the wait can be explained, and MPI
-only moves bytes between ranks that are all there. Where entries differ, all ranks come to that same entry, tell each
-other what they have there, and raise one `CollectiveMismatchError`.
+communicator, as far as the plan will come without waiting for anything else; before each collective runs, `enter`
+waits until all ranks have published the same entry. So it is the guard that waits for a rank that is late, in Python,
+where signals are heard and the wait can be explained, and MPI only moves bytes between ranks that are all there. Where
+entries differ, all ranks come to that same entry, tell each other what they have there, and raise one
+`CollectiveMismatchError`.
 
 The end of a script is an entry too, the last one of each communicator: `end` waits until all ranks have come to it. A
 rank that ends while others wait for it is thus a mismatch like any other.
@@ -73,6 +74,7 @@ class Guard:
         self._base = 0
         self._last: tuple[Entry, Line | None] | None = None
         self._digests = memoryview(array("q"))
+        self._runs: Sequence[int] = ()
         self._ran: deque[int] = deque(maxlen=1024)
         self.exchange = self._find_exchange()
         if self.exchange is None:
@@ -94,19 +96,27 @@ class Guard:
     # Before a plan runs.
 
     def publish(
-        self, entries: Sequence[Entry], digests: memoryview, lines: Sequence[Line | None], serials: Sequence[int]
+        self,
+        entries: Sequence[Entry],
+        digests: memoryview,
+        lines: Sequence[Line | None],
+        serials: Sequence[int],
+        runs: Sequence[int] = (),
     ) -> None:
-        """Tells the others about the entries that I am about to run, built at `lines`."""
+        """Tells the others about the entries that I am about to run, built at `lines`.
+
+        `runs` are the entries, by their place, that are not told before I reach them, and those behind them neither.
+        """
         base = self.published
         if self._entries:
             self._last = self._entries[-1], self._lines[-1]
-        self._entries, self._lines, self._base, self._digests = entries, lines, base, digests
+        self._entries, self._lines, self._base, self._digests, self._runs = entries, lines, base, digests, runs
         self._ran.extend(serials)
         self.entered = self.finished = base  # after a plan that failed, too
         self.inside = -1
         if self.exchange is not None:
-            count = min(len(digests), PIECE)
-            self.exchange.publish(base, digests[:PIECE] if count < len(digests) else digests)
+            count = min(len(digests), PIECE, runs[0] if runs else PIECE)
+            self.exchange.publish(base, digests[:count] if count < len(digests) else digests)
             self.published = base + count
         else:
             self.published = base + len(digests)
@@ -144,7 +154,9 @@ class Guard:
             return
         if number == self.published:
             done = number - self._base
-            piece = self._digests[done : done + PIECE]
+            piece = self._digests[done : min((place for place in self._runs if place > done), default=done + PIECE)][
+                :PIECE
+            ]
             exchange.publish(number, piece)
             self.published += len(piece)
         found = exchange.compare(number, self.published)
@@ -217,7 +229,9 @@ class Guard:
         if receiving is not None:
             return str(receiving)
         entries, lines, place = self._entries, self._lines, self.inside - self._base
-        return _at(str(entries[place]), lines[place]) if 0 <= place < len(entries) else ""
+        if not 0 <= place < len(entries):
+            return ""
+        return "the end of its script" if entries[place] is END else _at(str(entries[place]), lines[place])
 
     def last(self) -> str:
         """The collective that this rank finished last, with its line; empty before the first."""
@@ -290,13 +304,21 @@ class Guard:
         """Whether all ranks are known to have come to the end; raises when one has a collective instead."""
         if self.exchange is None:
             return True
-        number = self._base
+        number = self.inside = self._base
         found = self.exchange.compare(number, self.published)
         if found == ~number:
             self._disagree(self.exchange, number)
         if found == number:
             self.messages.Iprobe()
-        return found > number
+            return False
+        self.inside = -1
+        return True
+
+    def missing_at_the_end(self) -> list[int]:
+        """World ranks that have not come to the end, all others where that cannot be known: none may be gone yet."""
+        known = None if self.exchange is None else self.exchange.missing(self._base)
+        ranks = [rank for rank in range(self.ranks) if rank != self.rank] if known is None else known
+        return [self.world_ranks[rank] for rank in ranks]
 
     def compare_messages(self) -> None:
         """Raises when a message was sent that nobody received. A collective call."""
@@ -371,11 +393,13 @@ def end() -> None:
     waiting = list(guards)
     for guard in waiting:
         guard.publish_end()
-    looks = 0
-    while waiting := [guard for guard in waiting if not guard.all_ended()]:
-        looks += 1
-        progress()
-        if looks > _SPINS:
-            time.sleep(0.0005)
+
+    def all_there() -> bool:
+        waiting[:] = [guard for guard in waiting if not guard.all_ended()]
+        return not waiting
+
+    wait_until(
+        all_there, progress, lambda watch: watch.look(waiting[0].missing_at_the_end()), lambda: "the end of its script"
+    )
     for guard in guards:
         guard.compare_messages()

@@ -22,6 +22,7 @@ from fuel_parallel.comm.shared_reduction import settle
 from fuel_parallel.comm.transport import Done, Host, Pending, Transport, check_buffers, filled
 from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy.dtypes import DType
+from fuel_parallel.lazy.effects import run_pending
 from fuel_parallel.lazy.node import Shape
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class MpiComm(Communicator):
         from mpi4py import MPI
 
         number = next(self._splits)
+        run_pending()
         settle()
         with self.together(SPLIT):
             part = self._mpi.Split(MPI.UNDEFINED if color is None else color, key)
@@ -115,8 +117,9 @@ class MpiTransport(Transport):
         }
         self.in_place = MPI.IN_PLACE
         self._mpi = MPI
-        # So that a send of the script cannot be taken for a part of a collective.
-        self._tag: int = comm.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
+        # So that a send of the script cannot be taken for a part of a collective. MPI says it of its world only: the
+        # parts of a split do not know it in Open MPI.
+        self._tag: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
 
     @property
     def ranks(self) -> int:

@@ -24,7 +24,6 @@ it has announced, and what it has reduced its section of. See `shared_reduction`
 
 from __future__ import annotations
 
-import atexit
 import os
 import time
 import weakref
@@ -33,6 +32,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from fuel_parallel import failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -380,12 +381,11 @@ def memory_of(local: MPI.Intracomm) -> NodeMemory:
     return made
 
 
-@atexit.register
 def free_all() -> None:
     """Frees all windows, in the order in which they were made. A collective call, at the end of the process.
 
-    Registered here, when the library is imported, so that it comes after what scripts and `fp.init()` register, which
-    may still use collectives. mpi4py finalizes MPI later than all of these.
+    It comes after the script's exit functions and the meeting of `fp.init()`, which may still use collectives. mpi4py
+    finalizes MPI later than all of these.
     """
     if not _memories:
         return
@@ -395,3 +395,6 @@ def free_all() -> None:
         for memory in _memories.values():
             memory.free()
     _memories.clear()
+
+
+failure.at_the_end.append(free_all)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 
@@ -28,6 +27,11 @@ def init() -> Communicator:
     True
     """
     global _world
+    if who := failure.started_by_rank():
+        raise CommunicatorError(
+            f"fp.init() was called in a process that {who}, and is none itself; call it in the rank only: under "
+            '`if __name__ == "__main__":`, or in a script that the process does not import'
+        )
     if _world is None:
         _world = _make_world()
     return _world
@@ -56,8 +60,7 @@ def _make_world() -> Communicator:
         raise CommunicatorError(
             "fp.init() was called on some ranks only: the script of another one ended without it; call it on every rank"
         )
-    # mpi4py finalizes MPI at exit; what is registered later runs before that.
-    atexit.register(_finish, os.getpid())
+    failure.at_the_end.insert(0, _finish)
     failure.meet_others()
     watchdog.start(standstill.start(MPI.COMM_WORLD))
     if os.environ.get("FUEL_TRACE"):
@@ -65,17 +68,12 @@ def _make_world() -> Communicator:
     return MpiComm()
 
 
-def _finish(process: int) -> None:
+def _finish() -> None:
     """A script that ends well ends its sends, too, and waits for the others; else its failure ends them."""
-    if os.getpid() != process:
-        return
-    try:
-        run_pending()
-        guard.end()
-        finish_requests()
-        failure.met_others()
-    except BaseException as error:
-        failure.end_rank(error)
+    run_pending()
+    guard.end()
+    finish_requests()
+    failure.met_others()
 
 
 def _mpi_runs_already() -> bool:

@@ -63,6 +63,15 @@ MISMATCHES = {
         "world.recv((4,), ft.float32, 1 - world.rank).numpy()\nworld.send(x, 1 - world.rank)",
         ["wait for each other in a circle", "rank 0 waits for rank 1 in recv", "rank 1 waits for", "script.py:7"],
     ),
+    "a receive of what nobody sent, in one plan with what others wait for": (
+        "total = world.all_reduce(x)\nif world.is_root:\n    got = world.recv((4,), ft.float32, 1, 7)\n"
+        "    fp.realize(got, world.all_reduce(x * 2))\nworld.all_reduce(x * 2).numpy()",
+        ["wait for each other in a circle", "rank 0 waits for rank 1 in recv", "script.py:9", "script.py:11"],
+    ),
+    "two communicators in another order in one plan": (
+        "two = world.split(0)\nfp.realize([c.all_reduce(x) for c in (two, world)[:: 1 if world.rank else -1]])",
+        ["wait for each other in a circle", "communicator 'world'", "communicator 'world.split1(0)'", "script.py:8"],
+    ),
     "two communicators in another order": (
         "two = world.split(0)\n\nfor c in (two, world)[:: 1 if world.rank else -1]:\n    c.all_reduce(x).numpy()",
         ["wait for each other in a circle", "communicator 'world'", "communicator 'world.split1(0)'", "script.py:10"],

@@ -31,13 +31,15 @@ BAD = (
     b"Please see the FAQ page for debugging suggestions\n"
 )
 CALLED = b"Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 7) - process 1\n"
-MESSAGES = [(OPEN_MPI, text) for text in (ABORT, SIGNAL, NONZERO, PMIX)] + [(HYDRA, text) for text in (BAD, CALLED)]
+PROXY = b"[proxy:0@n] HYDU_sock_write (a/sock.c:250): write error (Bad file descriptor)\n"
+MESSAGES = [(OPEN_MPI, text) for text in (ABORT, SIGNAL, NONZERO, PMIX)]
+MESSAGES += [(HYDRA, text) for text in (BAD, CALLED, PROXY)]
 
 
 @pytest.mark.parametrize(("engine", "message"), MESSAGES)
 @pytest.mark.parametrize("piece", [1, 7, 100_000])
 def test_a_message_is_taken_out_in_whatever_pieces_it_comes(engine, message: bytes, piece: int) -> None:
-    if message in (PMIX, CALLED):
+    if message in (PMIX, CALLED, PROXY):
         piece = 100_000  # one line, which comes in one write
     noise = NoiseFilter(engine.banners)
     data = b"epoch 1\n" + message + b"epoch 2\n"

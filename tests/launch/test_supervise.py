@@ -143,9 +143,10 @@ def test_a_signal_to_fuelrun_ends_ranks_that_sleep(fuelrun, number: int, code: i
 
 
 def test_ctrl_c_is_a_keyboard_interrupt_in_every_script(fuelrun) -> None:
-    name = fuelrun.write(UP + "try: time.sleep(60)\nexcept KeyboardInterrupt: print('saved', rank)")
+    work = f"try:\n    {READY.replace(chr(10), chr(10) + '    ')}time.sleep(60)\n"
+    name = fuelrun.write(UP + work + "except KeyboardInterrupt: print('saved', rank)")
     process = fuelrun.start("-n", "2", name)
-    fuelrun.wait_for("up-*", 2)
+    fuelrun.wait_for("ready-*", 2)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, sorted(out.splitlines())) == (130, ["saved 0", "saved 1"])

@@ -44,6 +44,12 @@ def test_a_signal_is_128_plus_it_and_the_first_to_go_is_named() -> None:
     assert verdict.message.startswith("rank 1 of 2 (process 101) was killed by signal 9 (SIGKILL)")
 
 
+def test_a_status_above_128_is_a_signal_even_where_mpirun_did_not_say_so() -> None:
+    verdict = judge(Ending(2, records(r0=None, r1=None), gone=(1, 0), code=137))
+    assert verdict.code == 137
+    assert verdict.message.startswith("rank 1 of 2 (process 101) was killed by signal 9 (SIGKILL)")
+
+
 def test_who_vanished_first_is_named() -> None:
     verdict = judge(Ending(2, records(r0=None, r1=None), gone=(1, 0)))
     assert verdict.code == 1

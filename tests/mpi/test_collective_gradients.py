@@ -48,6 +48,16 @@ def shifted(xs, rank, offset, wrap):
     return xs[source % N] if wrap or 0 <= source < N else ft.zeros_like(xs[0])
 
 
+# Free parts: rank s keeps all but one row for each of the others, and gives none to the rank after it.
+SIZES = [[0 if r == (s + 1) % N and N > 1 else 1 for r in range(N)] for s in range(N)]
+for s in range(N):
+    SIZES[s][s] += ROWS - sum(SIZES[s])
+
+
+def start(source, dest):
+    return sum(SIZES[source][:dest])
+
+
 CASES = {
     **{
         f"all_reduce {op.name}": (lambda x, op=op: world.all_reduce(x, op), lambda xs, r, op=op: total(xs, op))
@@ -74,6 +84,10 @@ CASES = {
     "all_to_all": (
         lambda x: world.all_to_all(x, 0, 1),
         lambda xs, r: ft.concat([part(x, r) for x in xs], axis=1),
+    ),
+    "all_to_all sizes": (
+        lambda x: world.all_to_all(x, 0, 0, sizes=SIZES),
+        lambda xs, r: ft.concat([x[start(s, r) : start(s, r + 1)] for s, x in enumerate(xs)], axis=0),
     ),
     "shift": (lambda x: world.shift(x, 1), lambda xs, r: shifted(xs, r, 1, True)),
     "shift open": (lambda x: world.shift(x, -1, wrap=False), lambda xs, r: shifted(xs, r, -1, False)),

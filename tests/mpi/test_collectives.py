@@ -188,6 +188,49 @@ def test_split_by_key_reverses_and_none_stays_out():
     assert (nobody is None) == (RANK == 0)
 
 
+@pytest.mark.parametrize("node_local", ["0", "1"])
+def test_all_moves_work_in_a_part_of_a_split(monkeypatch, node_local):
+    monkeypatch.setenv("FUEL_NODE_LOCAL", node_local)
+    part = world.split(0, key=-RANK)
+    xs = everyone((2, N), np.dtype("float32"))[::-1]
+    x = ft.asarray(xs[part.rank])
+    same(part.shift(x, 1), xs[part.rank - 1])
+    same(part.all_to_all(x, 1, 0), np.concatenate([y[:, part.rank : part.rank + 1] for y in xs]))
+    same(part.scan(x), np.sum(xs[: part.rank + 1], axis=0, dtype=np.float32))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("dim", [0, 1])
+def test_all_to_all_with_free_sizes_sends_what_the_table_says(seed, dim):
+    """As tokens go to experts: how many is known at run time, and each rank knows its own row."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 4 if seed else 1, size=(N, N))
+    sizes = world.all_gather_object([int(count) for count in counts[RANK]])
+    assert sizes == counts.tolist()
+    dtype = dtypes.ALL[seed * 2]
+    xs = [data((int(counts[r].sum()), 3)[:: 1 if dim == 0 else -1], dtype, r) for r in range(N)]
+    parts = [np.split(xs[r], np.cumsum(counts[r])[:-1], axis=dim)[RANK] for r in range(N)]
+    there = world.all_to_all(ft.asarray(xs[RANK]), dim, dim, sizes=sizes)
+    same(there, np.concatenate(parts, axis=dim))
+    same(world.all_to_all(there, dim, dim, sizes=list(zip(*sizes, strict=True))), xs[RANK])
+
+
+def test_sizes_that_do_not_fit_are_named():
+    comm = fp.SymbolicComm(0, 2)
+    x = ft.ones((3, 4))
+    with pytest.raises(
+        ShapeError, match=r"sizes\[0\], what this rank sends, sums to 4, but its tensor has an extent of 3"
+    ):
+        comm.all_to_all(x, 0, 0, sizes=[[1, 3], [0, 0]])
+    for table in ([[1, 2]], [[1, 2], [1]], [[4, -1], [0, 0]]):
+        with pytest.raises(ArgumentError, match="a table of 2 rows of 2 extents, 0 or more"):
+            comm.all_to_all(x, 0, 0, sizes=table)
+    with pytest.raises(ArgumentError, match="sizes is a table of ints"):
+        comm.all_to_all(x, 0, 0, sizes=[1, 2])
+    with pytest.raises(ArgumentError, match="parts along one dimension"):
+        comm.all_to_all(x, 0, 1, sizes=[[1, 2], [0, 0]])
+
+
 @pytest.mark.mpi(min_size=2)
 def test_messages_travel_around_the_ring_whoever_sends_first():
     for shape, dtype in [((300, 300), ft.float64), ((), ft.bfloat16), ((0, 2), ft.int8)]:
@@ -256,3 +299,12 @@ def test_a_send_that_nobody_realizes_goes_out_at_the_barrier():
     world.barrier()
     if RANK == 1:
         assert world.recv((1,), ft.float32, 0, tag=3).tolist() == [4.0]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_send_that_nobody_realizes_goes_out_at_a_split():
+    if RANK == 0:
+        world.send(ft.asarray([4.0]), 1, tag=3)
+    if RANK == 1:
+        assert world.recv((1,), ft.float32, 0, tag=3).tolist() == [4.0]
+    assert world.split(0).world_size == N

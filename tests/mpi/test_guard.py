@@ -47,6 +47,13 @@ DIFFERENT = {
     "op": (lambda c: c.all_reduce(ft.ones(4), [ReduceOp.SUM, ReduceOp.MAX][RANK > 0]), "all_reduce MAX", "op computed"),
     "root": (lambda c: c.broadcast(ft.ones(4), min(RANK, 1)), "root=1", "root computed from the rank"),
     "dimension": (lambda c: c.all_gather(ft.ones((4, 4)), min(RANK, 1)), "dim=1", "dim computed from the rank"),
+    "sizes": (
+        lambda c: c.all_to_all(
+            ft.ones(N), 0, 0, sizes=[[1] * N] * (N - 1) + [[1] * N if RANK else [0, 2] + [1] * (N - 2)]
+        ),
+        "all_to_all_sizes float32",
+        "sizes computed from the rank",
+    ),
     "kind": (lambda c: (c.all_reduce if RANK else c.reduce)(ft.ones(4)), "reduce SUM", "an `if` on the rank"),
 }
 

@@ -1,0 +1,150 @@
+"""What an MPI keeps in /dev/shm, and taking away what a job left there.
+
+An MPI removes its files itself when a job ends well. Of ranks that were killed it leaves them: 16 MiB a rank and more,
+until the machine is started again. Which files are a job's is seen in the memory maps of its ranks while they live.
+Some can be missed, of a rank that is killed at its start; so of a job that failed, files of its time count as well, if
+they have the name of an MPI's, are mine, and no process has them in its memory.
+
+`fuelrun -n` does this when the job has ended. Where an mpirun has started the ranks, the first rank of each node leaves
+a process behind that does it when that mpirun is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+
+NAME = "fuelrun-cleaner"  # of the process that is left behind
+_OF_AN_MPI = re.compile(
+    r"mpich_sh.*|sm_segment\..*|vader_segment\..*|osc_(sm|rdma).*|psm[23]?_shm.*|Intel_MPI_.*|impi_shm.*"
+)
+_ONE_OF_A_RANK = re.compile(r"((?:sm|vader)_segment\..*\.)\d+")  # Open MPI: host, user, job, rank
+
+_LOOKS_S = 0.1  # between two looks at ranks that have not initialised MPI
+_RARE_LOOKS_S = 2.0  # the same, of a job that seems to have no MPI
+_RANKS_END_S = 3.0  # how long the ranks may outlive their launcher
+
+
+class SharedFiles:
+    """The files of one job on this host."""
+
+    def __init__(self) -> None:
+        self.since = time.time()
+        self.names: set[str] = set()
+
+    def note(self, pids: Iterable[int]) -> None:
+        """Remembers what these ranks have in their memory now."""
+        for pid in pids:
+            self.names.update(_mapped(pid))
+
+    def remove(self, *, failed: bool) -> None:
+        """To be called when the ranks are gone. Of a job that failed it also finds files that nobody has noted."""
+        until = time.time()
+        listed = list(_listed())
+        prefixes = {found[1] for name in self.names if (found := _ONE_OF_A_RANK.fullmatch(name))}
+        mine = {
+            name
+            for name in listed
+            if name in self.names or ((found := _ONE_OF_A_RANK.fullmatch(name)) and found[1] in prefixes)
+        }
+        if failed:
+            mine |= set(_of_nobody([name for name in listed if name not in mine], self.since, until))
+        for name in mine:
+            with contextlib.suppress(OSError):
+                (FOLDER / name).unlink()
+
+
+def _listed() -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        yield from filter(_OF_AN_MPI.fullmatch, os.listdir(FOLDER))
+
+
+def _mapped(pid: int | str) -> set[str]:
+    """Names in /dev/shm of files that a process has in its memory, as far as they are an MPI's."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+        paths = {line.split(None, 5)[5] for line in lines if str(FOLDER) in line}
+        return {path.removeprefix(f"{FOLDER}/") for path in paths if _OF_AN_MPI.fullmatch(path[len(str(FOLDER)) + 1 :])}
+    return set()
+
+
+def _of_nobody(names: list[str], since: float, until: float) -> list[str]:
+    """Those that are mine, of this time, and in no process's memory."""
+    young = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            status = (FOLDER / name).stat()
+            if status.st_uid == os.getuid() and since <= status.st_ctime <= until:
+                young.append(name)
+    if not young:
+        return []
+    used = {name for pid in os.listdir("/proc") if pid.isdigit() for name in _mapped(pid)}
+    return [name for name in young if name not in used]
+
+
+def remove_after(launcher: int) -> None:
+    """Leaves a process behind that waits for the end of `launcher`, our parent, and then removes what its ranks left.
+
+    To be called before this process has any thread or connection of its own.
+    """
+    if not FOLDER.is_dir() or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        first = os.fork()
+    except OSError:
+        return
+    if first:
+        os.waitpid(first, 0)
+        return
+    try:
+        os.setsid()  # what ends the ranks does not end it
+        if os.fork() == 0:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            _let_go()
+            _wait_and_remove(launcher)
+    finally:
+        os._exit(0)
+
+
+def _let_go() -> None:
+    """Nobody may wait for us to close what we inherited: the output of the job, the rank's line to its launcher."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nowhere, fd)
+    os.closerange(3, max(int(name) for name in os.listdir("/proc/self/fd")) + 1)
+    os.chdir("/")
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(NAME)
+
+
+def _wait_and_remove(launcher: int) -> None:
+    files = SharedFiles()
+    files.since = time.time() - 1.0  # other ranks may have come a little earlier
+    ranks: set[int] = set()
+    end = select.poll()
+    end.register(os.pidfd_open(launcher), select.POLLIN)
+    pause = _LOOKS_S
+    while not end.poll(None if files.names else pause * 1000):
+        ranks.update(_children(launcher))
+        files.note(ranks)
+        pause = min(pause * 1.02, _RARE_LOOKS_S)
+    deadline = time.monotonic() + _RANKS_END_S
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    files.remove(failed=True)
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return []
