@@ -14,7 +14,7 @@ import click
 
 from fuel_parallel import environment
 from fuel_parallel.environment import LauncherClaim
-from fuel_parallel.errors import LaunchError
+from fuel_parallel.errors import FuelError, LaunchError
 from fuelrun.launch.rank import LOG_DIR, TIMEOUT, TRACE
 from fuelrun.launch.script import Script
 
@@ -75,6 +75,11 @@ class RunCommand(click.Command):
 @click.option("-n", "--ranks", type=Count("the number of ranks"), metavar="N", help="Number of ranks to start.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`.")
 @click.option("--threads", type=Count("the threads of a rank"), metavar="K", help="Threads of a rank [default: 1].")
+@click.option(
+    "--bind",
+    metavar="auto|none|CORES",
+    help="Cores of a rank: a share of the machine's, any, or lists by local rank such as 0-3:4-7 [default: auto].",
+)
 @click.option("--tag-output", is_flag=True, help="Put [rank/N] before every line of output.")
 @click.option("--trace", metavar="FILE", help="Write what every rank did when, for `fuelrun trace` and Perfetto.")
 @click.option("--dry-run", is_flag=True, help="Show the command line and start nothing.")
@@ -95,6 +100,7 @@ def run(
     ranks: int | None,
     module: bool,
     threads: int | None,
+    bind: str | None,
     tag_output: bool,
     trace: str | None,
     dry_run: bool,
@@ -119,7 +125,7 @@ def run(
         _refuse_to_nest(claim, ranks)
     _check(target)
     trace_to = _prepare_trace(trace) if trace else None
-    settings = _settings(timeout, log_dir, trace_to)
+    settings = _settings(timeout, log_dir, trace_to) | _binding(bind)
     if inside or (ranks or 1) == 1:
         from fuelrun.launch.rank import become_rank, rank_command
 
@@ -163,6 +169,19 @@ def run(
         if not quiet:
             click.echo(f"fuelrun: {outcome}", err=True)
     return verdict.code
+
+
+def _binding(bind: str | None) -> dict[str, str]:
+    if bind is None:
+        return {}
+    from fuelrun.launch.binding import BIND, cores_by_local_rank
+
+    if bind not in ("auto", "none"):
+        try:
+            cores_by_local_rank(bind)
+        except FuelError as reason:
+            raise click.UsageError(str(reason).replace(f"{BIND}=", "--bind ", 1)) from None
+    return {BIND: bind}
 
 
 def _settings(timeout: float | None, log_dir: str | None, trace_to: Path | None) -> dict[str, str]:

@@ -3,8 +3,9 @@
 This is what mpirun starts, and what `fuelrun script.py` turns itself into when it finds itself inside mpirun or srun.
 There is no shell and no extra process in between: a signal for the rank reaches the script.
 
-What is set up before the script's first line: one thread a rank (before numpy is imported, which reads it only then),
-RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, whole lines on standard output, and what happens on failure.
+What is set up before the script's first line: the cores of the rank, one thread a rank (before numpy is imported, which
+reads it only then), RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, whole lines on standard output, and what happens
+on failure.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from types import TracebackType
 from typing import NoReturn
 
 from fuel_parallel import environment, failure
-from fuelrun.launch import output, script, shared_memory
+from fuel_parallel.errors import FuelError
+from fuelrun.launch import binding, output, script, shared_memory
 from fuelrun.launch.script import Script
 
 JOB_DIR = "FUEL_JOB_DIR"
@@ -99,6 +101,10 @@ def become_rank(target: Script, *, threads: int | None = None, tag_output: bool 
     failure.install(claim.rank, claim.world_size, line_tag=tag, record_to=Path(job_dir) if job_dir else None)
     if claim.parallel:
         _end_with_the_launcher(supervisor)
+        try:
+            binding.bind(claim)
+        except FuelError as error:
+            failure.end_rank(error)
     _run(target, alone=not claim.parallel)
 
 
