@@ -1,7 +1,8 @@
 """A stand-in for a GPU: arrays in host memory that only `__cuda_array_interface__` shows, and streams that are lazy.
 
 What is queued on a stream, copies and results of functions alike, is done only when somebody waits for it; until then
-memory holds the bytes 0xAB. So a transport that forgets to wait gets wrong values here as it would on a GPU.
+memory holds the bytes 0xAB, and what was freed 0xEE when the stream has come to that. So a transport that forgets to
+wait, or lets go of memory too early, gets wrong values here as it would on a GPU.
 
 `StandInMemory("plain:0")` has arrays at addresses that every MPI can read. Those of `StandInMemory("guarded:0")` are
 like a GPU's to an MPI without CUDA: reading them there is a segmentation fault.
@@ -83,6 +84,7 @@ class Block:
 
     def __init__(self, nbytes, guarded):
         self.shown = 0
+        self.stream = current()
         if guarded and nbytes:
             self.size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
             file = os.memfd_create("stand-in")
@@ -96,8 +98,15 @@ class Block:
         self.own = self.bytes.ctypes.data
 
     def __del__(self):
-        if self.shown:
-            _libc.munmap(self.shown, self.size)
+        """Memory that is let go of is used again when the stream that it was taken for comes to that."""
+        memory, shown, size = self.bytes, self.shown, getattr(self, "size", 0)
+
+        def use_again():
+            memory[...] = 0xEE
+            if shown:
+                _libc.munmap(shown, size)
+
+        self.stream.add(use_again)
 
 
 class Array:

@@ -119,9 +119,9 @@ class StagedTransport(Transport):
     def broadcast(self, x: Array, root: int, out: Array | None = None) -> Array:
         """See `Transport.broadcast`."""
         if self.rank != root:
-            return self._elementwise(x, lambda piece, room: self.host.broadcast(room, root, room), out, reads=False)
+            return self._elementwise(x, lambda piece, room: self.host.broadcast(room(), root, room()), out, reads=False)
 
-        def hand_out(piece: Host, room: Host) -> None:
+        def hand_out(piece: Host, room: Callable[[], Host]) -> None:
             self.host.broadcast(piece, root, piece)
 
         return self._elementwise(x, hand_out, filled(x, out))
@@ -185,7 +185,7 @@ class StagedTransport(Transport):
     def exchange(self, x: Array, dest: int | None, source: int | None, out: Array | None = None) -> Array | None:
         """See `Transport.exchange`."""
         received = self._elementwise(
-            x, lambda piece, room: self.host.exchange(piece, dest, source, room), out, reads=dest is not None
+            x, lambda piece, room: self.host.exchange(piece, dest, source, room()), out, reads=dest is not None
         )
         return None if source is None else received
 
@@ -225,12 +225,12 @@ class StagedTransport(Transport):
     def _elementwise(
         self,
         x: Array,
-        transfer: Callable[[Host, Host], Host | None],
+        transfer: Callable[[Host, Callable[[], Host]], Host | None],
         out: Array | None = None,
         *,
         reads: bool = True,
     ) -> Array:
-        """What is done to an array element by element; `transfer` gets a piece and room for as much.
+        """What is done to an array element by element; `transfer` gets a piece and, if it asks, room for as much.
 
         Without `reads` the piece has no meaning. Nothing is stored where nothing comes back.
         """
@@ -239,8 +239,10 @@ class StagedTransport(Transport):
         flat, target, parts = x.reshape(-1), result.reshape(-1), self._parts(x)
 
         def move(slot: _Slot, turn: int) -> Host | None:
-            room = slot.room(parts[turn].stop - parts[turn].start, x.dtype)
-            return transfer(slot.loaded[0] if reads else room, room)
+            def room() -> Host:
+                return slot.room(parts[turn].stop - parts[turn].start, x.dtype)
+
+            return transfer(slot.loaded[0] if reads else room(), room)
 
         def store(slot: _Slot, turn: int, moved: Host | None) -> None:
             if moved is not None:
