@@ -190,7 +190,8 @@ def _meet(host: Transport, memory: DeviceMemory) -> tuple[Any, str]:
     try:
         communicator = new_communicator(host, memory)
     except Exception as error:  # whatever NCCL has to say; the ranks go on together without it
-        problem = f"{type(error).__name__}: {error}"
+        cause = error.__cause__ or error
+        problem = f"{error} ({cause})" if cause is not error else f"{type(error).__name__}: {error}"
     problems = _share(host, problem, str)
     first = next((f"NCCL did not start on rank {rank}: {text}" for rank, text in enumerate(problems) if text), "")
     return (None if first else communicator), first

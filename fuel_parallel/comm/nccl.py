@@ -24,6 +24,7 @@ from fuel_parallel.backends.device_memory import DeviceMemory, Event
 from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.reduction import averaged
 from fuel_parallel.comm.transport import Pending, Transport, check_array
+from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
@@ -70,11 +71,20 @@ def reduces(op: ReduceOp, dtype: DType) -> bool:
 
 
 def new_communicator(host: Transport, memory: DeviceMemory) -> Any:
-    """The NCCL communicator of the ranks of a transport of host arrays. A collective call; raises what NCCL raises."""
-    nccl = memory.nccl()
-    unique = np.array(nccl.get_unique_id(), np.int8) if host.rank == 0 else np.empty(0, np.int8)
-    size = host.broadcast(np.array([unique.size]), 0)
-    unique = host.broadcast(unique if host.rank == 0 else np.empty(int(size[0]), np.int8), 0)
+    """The NCCL communicator of the ranks of a transport of host arrays. A collective call.
+
+    A rank on which NCCL fails raises what NCCL raises; without an id, all raise.
+    """
+    nccl, unique, problem = memory.nccl(), np.empty(0, np.int8), None
+    if host.rank == 0:
+        try:
+            unique = np.array(nccl.get_unique_id(), np.int8)
+        except Exception as error:  # whatever it is: the others wait for the id, and must hear that there is none
+            problem = error
+    size = int(host.broadcast(np.array([unique.size]), 0)[0])
+    if size == 0:
+        raise CommunicatorError("NCCL makes no id on rank 0") from problem
+    unique = host.broadcast(unique if host.rank == 0 else np.empty(size, np.int8), 0)
     with memory.running(memory.stream()):
         return nccl.NcclCommunicator(host.ranks, tuple(unique.tolist()), host.rank)
 
