@@ -31,6 +31,8 @@ from fuel_parallel.environment import without_launcher
 TIMEOUT_S = 60.0
 """How long a try may take. CUDA alone needs seconds to start on some machines."""
 
+PROGRAM = ["-m", "fuel_parallel.comm.cuda_try"]
+
 _GRACE_S = 5.0  # for an mpirun to end its ranks
 
 # A batch system's own variables would let mpirun ask it for nodes; the try stays on this one.
@@ -66,10 +68,9 @@ def probe(memory: DeviceMemory, path: str, *, timeout: float = TIMEOUT_S) -> Ver
     mpirun = mpirun_beside(path)
     if mpirun is not None:
         verdict = _try(_words(mpirun), memory, 2, timeout)
-        if verdict is not None:
+        if verdict.ranks:
             return verdict
-    verdict = _try([], memory, 1, timeout)
-    return verdict or Verdict(False, 0, "a try of it could not be started")
+    return _try([], memory, 1, timeout)
 
 
 def cache_path() -> Path:
@@ -126,10 +127,10 @@ def _environ() -> dict[str, str]:
     return {k: v for k, v in without_launcher(os.environ).items() if not _OF_AN_ALLOCATION.fullmatch(k)}
 
 
-def _try(words: list[str], memory: DeviceMemory, ranks: int, timeout: float) -> Verdict | None:
-    """The verdict of a try; None where its ranks never came to begin."""
+def _try(words: list[str], memory: DeviceMemory, ranks: int, timeout: float) -> Verdict:
+    """The verdict of a try; with no ranks where they never came to begin."""
     environ = {**_environ(), **_AS_ROOT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    words = [*words, sys.executable, "-m", "fuel_parallel.comm.cuda_try", _name(memory), memory.device]
+    words = [*words, sys.executable, *PROGRAM, _name(memory), memory.device]
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
             child = subprocess.Popen(
@@ -141,8 +142,8 @@ def _try(words: list[str], memory: DeviceMemory, ranks: int, timeout: float) -> 
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        except OSError:
-            return None
+        except OSError as error:
+            return _not_begun(str(error))
         try:
             status = child.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -154,10 +155,10 @@ def _try(words: list[str], memory: DeviceMemory, ranks: int, timeout: float) -> 
     return _judge(text, status, ranks, timeout)
 
 
-def _judge(text: str, status: int | None, ranks: int, timeout: float) -> Verdict | None:
+def _judge(text: str, status: int | None, ranks: int, timeout: float) -> Verdict:
     said = [line.partition("cuda_try: ")[2].strip() for line in text.splitlines() if "cuda_try: " in line]
-    if not any(line.startswith("begins") for line in said):
-        return None
+    if f"begins, {ranks} ranks" not in said:  # another number: an mpirun of another MPI, under which each is alone
+        return _not_begun((text.strip().splitlines() or ["no message"])[-1])
     who = "two ranks of this host" if ranks == 2 else "one process alone"
     hint = next((f"; the library says {line.partition(' ')[2]}" for line in said if line.startswith("hint")), "")
     if status == 0 and said.count("right") == ranks:
@@ -170,6 +171,10 @@ def _judge(text: str, status: int | None, ranks: int, timeout: float) -> Verdict
     else:
         what = f"ended with {_ending(status, text)}"
     return Verdict(False, ranks, f"a try with {who} {what}{hint}")
+
+
+def _not_begun(why: str) -> Verdict:
+    return Verdict(False, 0, f"a try of it could not be started: {why}")
 
 
 def _ending(status: int, text: str) -> str:
@@ -217,5 +222,6 @@ def _write(verdicts: dict[str, Verdict]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(verdicts)) + b"\n")
         draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)  # a home that cannot be written to costs a try a job, no more
+    except OSError:  # a home that cannot be written to costs a try a job, no more
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)

@@ -186,6 +186,13 @@ def transport(request):
     background.finish()
 
 
+def in_large_pieces(transport, monkeypatch):
+    """Arrays that are large enough for the thread are not cut into thousands."""
+    for one in (transport, getattr(getattr(transport, "background", None), "transport", None)):
+        if isinstance(one, StagedTransport) and one.slot_bytes < 30_000:
+            monkeypatch.setattr(one, "slot_bytes", 30_000)
+
+
 def data(shape, dtype, rank):
     """The values of a rank, known to all: small integers, so that sums are exact in every dtype."""
     rng = np.random.default_rng([len(shape), rank])
@@ -307,7 +314,8 @@ def test_what_was_queued_before_is_waited_for(transport):
     same(transport.broadcast(xp.add(y, y), 0), np.full(1000, 8, np.float32))
 
 
-def test_many_all_reduces_go_on_at_once_and_end_in_any_order(transport):
+def test_many_all_reduces_go_on_at_once_and_end_in_any_order(transport, monkeypatch):
+    in_large_pieces(transport, monkeypatch)
     started = []
     for number in range(6):
         x = new(transport, np.full(40_000 + number, number + RANK, np.float32))
@@ -319,7 +327,8 @@ def test_many_all_reduces_go_on_at_once_and_end_in_any_order(transport):
         same(started[number].wait(), expected)
 
 
-def test_all_ranks_get_the_same_bits(transport):
+def test_all_ranks_get_the_same_bits(transport, monkeypatch):
+    in_large_pieces(transport, monkeypatch)
     rng = np.random.default_rng(RANK)
     for dtype in (np.float32, dtypes.bfloat16, np.complex64):
         x = rng.normal(size=30_011).astype(dtype)
