@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -30,12 +31,12 @@ class CupyMemory(DeviceMemory):
     def copy_to_host(self, host: Host, array: Any) -> None:
         """See `DeviceMemory.copy_to_host`."""
         if array.nbytes:
-            array.data.copy_to_host_async(host.ctypes.data, array.nbytes, self.stream())
+            array.data.copy_to_host_async(ctypes.c_void_p(host.ctypes.data), array.nbytes, self.stream())
 
     def copy_to_device(self, array: Any, host: Host) -> None:
         """See `DeviceMemory.copy_to_device`."""
         if array.nbytes:
-            array.data.copy_from_host_async(host.ctypes.data, array.nbytes, self.stream())
+            array.data.copy_from_host_async(ctypes.c_void_p(host.ctypes.data), array.nbytes, self.stream())
 
     def stream(self) -> Stream:
         """See `DeviceMemory.stream`."""

@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from fuel_parallel.backends.device_memory import DeviceMemory, Event
+from fuel_parallel.comm.shared_reduction import settle
 from fuel_parallel.comm.transport import Pending, Transport
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class _Reduction(Pending):
 
     def wait(self) -> Any:
         """See `Pending.wait`."""
+        settle()  # another rank may come to this only when my part of what is in shared memory is done
         while not self.over.wait(_POLL_S):
             pass
         if self.error is not None:

@@ -77,7 +77,7 @@ def choose(comm: MPI.Intracomm, host: Transport, memory: DeviceMemory) -> tuple[
     communicator: Any = None
     if not obstacle:
         communicator, obstacle = _meet(host, memory)
-    verdicts = () if not obstacle or facts[0].setting == "staged" else _verdicts(host, memory, facts)
+    verdicts = _verdicts(host, memory, facts) if obstacle and facts[0].setting in ("auto", "mpi") else []
     choice = decide(facts, obstacle, verdicts)
     return _make(choice, comm, host, memory, communicator, verdicts, all(f.threads for f in facts)), choice
 
@@ -159,6 +159,32 @@ def facts_of_this_rank(memory: DeviceMemory) -> Facts:
         nccl="" if memory.nccl() is not None else "CuPy has no NCCL",
         threads=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
     )
+
+
+def describe_this_machine() -> str:
+    """How arrays of this machine's devices would move between ranks here, and why; MPI is tried anew.
+
+    For one process alone, as `fuelrun doctor` asks. Raises where `FUEL_TRANSPORT` asks for what is not there.
+    """
+    from fuel_parallel.backends import available_devices, backend_of
+
+    devices = [name for name in available_devices() if name != "cpu"]
+    setting = os.environ.get(SETTING, "").strip().lower() or "auto"
+    check_settings([Facts(setting, socket.gethostname(), "", "")])
+    memory = backend_of(devices[0]).memory if devices else None
+    if memory is None:
+        return f"none needed: no GPU is seen here ({SETTING}={setting})"
+    from mpi4py import MPI
+
+    facts = [facts_of_this_rank(memory)]
+    obstacle, verdicts = nccl_obstacle(facts), []
+    if setting in ("auto", "mpi"):
+        verdicts = [cuda_probe.verdict_on(memory, MPI.Get_library_version(), cuda_probe.library_path(), fresh=True)]
+    if obstacle:
+        return str(decide(facts, obstacle, verdicts))
+    where = f"up to {len(devices)} ranks, with a GPU each" if setting == "auto" else f"{SETTING}=nccl asks for it"
+    otherwise = decide(facts, "ranks share a GPU", verdicts) if setting == "auto" else ""
+    return f"nccl: {where}" + (f"; where ranks share one, {otherwise}" if otherwise else "")
 
 
 def _make(

@@ -92,6 +92,7 @@ class MpiComm(Communicator):
         """See `Communicator.messenger_of`."""
         if memory is None:
             return self.transport
+        settle()  # as before everything that may wait for another rank
         if self._on_device is not None and memory is self._memory:
             return self._on_device
         from fuel_parallel.comm.staged import StagedTransport
@@ -99,6 +100,7 @@ class MpiComm(Communicator):
         return self._messengers.setdefault(memory.device, StagedTransport(self.transport, memory))
 
     def _device_transport(self, memory: DeviceMemory) -> Transport:
+        settle()
         if self._on_device is None:
             from fuel_parallel.comm import device
 
@@ -281,7 +283,7 @@ class MpiTransport(Transport):
             _in_flight.append((self.comm.Isend(self.words(piece), dest, tag), piece))
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
-        result = self.xp.empty(shape, dtype=dtype)
+        result: Host = self.xp.empty(shape, dtype=dtype)
         status = self._mpi.Status()
         for piece in pieces(result):
             self.comm.Probe(source, tag, status)

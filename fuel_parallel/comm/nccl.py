@@ -23,6 +23,7 @@ import numpy as np
 from fuel_parallel.backends.device_memory import DeviceMemory, Event
 from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.reduction import averaged
+from fuel_parallel.comm.shared_reduction import settle
 from fuel_parallel.comm.transport import Pending, Transport, check_array
 from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy import dtypes
@@ -310,6 +311,7 @@ class _Reduction(Pending):
 
     def wait(self) -> Array:
         """See `Pending.wait`: what is queued from now on comes after it; the host waits for nothing."""
+        settle()  # the script may now read the result, and so wait for ranks that wait for my part of others
         if self._done is not None:
             self.transport.memory.stream().wait_event(self._done)
         self._not_waited_for.discard(self)

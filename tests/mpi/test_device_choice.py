@@ -274,6 +274,23 @@ def test_many_communicators_each_reduce_in_a_thread_of_their_own(device):
         assert among[i].numpy()[0] == sum(rank + i for rank in members)
 
 
+def test_ranks_may_wait_for_reductions_of_both_kinds_in_any_order(device):
+    """Rank 0 waits for the device's first. The others start that one only when they have the host's, which in shared
+    memory takes rank 0's part."""
+    comm = MpiComm()
+    on_device = comm.transport_of(backend_of(device).from_host(np.ones(1)))
+    x, y = np.full(300_000, RANK + 1.0), backend_of(device).from_host(np.full(100_000, RANK + 1.0))
+    first = comm.transport.start_all_reduce(x, ReduceOp.SUM)
+    if RANK == 0:
+        second = on_device.start_all_reduce(y, ReduceOp.SUM)
+        on_the_device, on_the_host = second.wait(), first.wait()
+    else:
+        on_the_host = first.wait()
+        on_the_device = on_device.start_all_reduce(y, ReduceOp.SUM).wait()
+    assert (on_the_host == N * (N + 1) / 2).all()
+    assert (on_the_device.get() == N * (N + 1) / 2).all()
+
+
 def test_no_variable_of_the_launcher_reaches_the_try():
     """A try that took the job's own variables would join it as a rank, or hang."""
     names = set(cuda_probe._environ())
