@@ -303,8 +303,9 @@ def test_messages_are_those_of_host_arrays(transport, dtype):
     transport.barrier()
 
 
-def test_what_was_queued_before_is_waited_for(transport):
-    """Not at all sure of an array that was just made: its memory is written when the stream comes to it."""
+def test_what_was_queued_before_is_waited_for(transport, monkeypatch):
+    """The memory of an array that was just made is written only when the stream comes to it."""
+    in_large_pieces(transport, monkeypatch)
     xp = transport.memory.array_module
     x = new(transport, np.full(1000, RANK + 1, np.float32))
     y = xp.add(x, x)
@@ -312,6 +313,8 @@ def test_what_was_queued_before_is_waited_for(transport):
     total = sum((2 * (rank + 1)) ** 2 for rank in range(N))
     same(transport.all_reduce(y, ReduceOp.SUM), np.full(1000, total, np.float32))
     same(transport.broadcast(xp.add(y, y), 0), np.full(1000, 8, np.float32))
+    large = xp.add(new(transport, np.full(40_000, RANK, np.float32)), 1)
+    same(transport.start_all_reduce(large, ReduceOp.SUM).wait(), np.full(40_000, N * (N + 1) // 2, np.float32))
 
 
 def test_many_all_reduces_go_on_at_once_and_end_in_any_order(transport, monkeypatch):
