@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 
 import numpy as np
 import pytest
 import stand_in
+from fake_nccl import FakeNccl, Streams
 from mpi4py import MPI
 
 import fuel_parallel as fp
@@ -25,131 +25,10 @@ from fuel_parallel.lazy import dtypes
 pytestmark = pytest.mark.mpi
 world = fp.init()
 N, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
-SHAPES = [(), (1,), (0,), (5,), (3, 4), (2, 0, 3), (2 * N + 1, 3), (67,)]
+SHAPES = [(), (1,), (0,), (5,), (3, 4), (2, 0, 3), (2 * N + 1, 3), (29,)]
 AWARE = Verdict(True, 2, "in a test")
 HOST = MpiTransport(MPI.COMM_WORLD.Dup())
 APART = MPI.COMM_WORLD.Dup()
-
-
-class FakeNccl:
-    """Like `cupy.cuda.nccl`, on memory that the host can read: does what is asked by MPI, and notes it."""
-
-    NAMES = ("SUM", "PROD", "MIN", "MAX", "INT8", "UINT8", "INT32", "UINT32", "INT64", "UINT64", "FLOAT32", "FLOAT64")
-
-    def __init__(self):
-        self.functions = {"SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
-        self.names = dict(enumerate(self.NAMES, 40))
-        for number, name in self.names.items():
-            setattr(self, f"NCCL_{name}", number)
-        self.calls, self.ids, self.in_group, self.delayed = [], 0, False, []
-        self.comm = MPI.COMM_WORLD.Dup()
-
-    def get_unique_id(self):
-        self.ids += 1
-        return tuple((i * 37 + 11) % 256 - 128 for i in range(128))
-
-    def NcclCommunicator(self, ranks, unique, rank):
-        return FakeCommunicator(self, ranks, unique, rank)
-
-    def groupStart(self):
-        self.in_group = True
-        self.calls.append(("groupStart",))
-
-    def groupEnd(self):
-        self.in_group = False
-        self.calls.append(("groupEnd",))
-        work, self.delayed = self.delayed, []
-        if work:
-            stream = work[0][0]
-            # Receives first: the whole group goes on at once.
-            stream.add(lambda: [request.Wait() for request in [start() for _, start in work] if request is not None])
-
-
-class FakeCommunicator:
-    def __init__(self, nccl, ranks, unique, rank):
-        self.nccl, self.ranks, self.unique, self.rank = nccl, ranks, unique, rank
-        self.streams = {}
-
-    def _memory(self, address, count, kind):
-        dtype = np.dtype(self.nccl.names[kind].lower())
-        if not address:
-            return np.empty(count, dtype)
-        return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype)
-
-    def _do(self, note, stream, start):
-        self.nccl.calls.append(note)
-        stream = next(s for s in self.streams if s.ptr == stream)
-        if self.nccl.in_group:
-            self.nccl.delayed.append((stream, start))
-        else:
-            stream.add(lambda: (lambda request: request and request.Wait())(start()))
-
-    def _reduced(self, source, op):
-        everyone = self.nccl.comm.allgather(source.tobytes())
-        arrays = [np.frombuffer(one, source.dtype) for one in everyone]
-        with np.errstate(all="ignore"):
-            return self.nccl.functions[self.nccl.names[op]].reduce(arrays, dtype=source.dtype)
-
-    def allReduce(self, source, target, count, kind, op, stream):
-        def start():
-            self._memory(target, count, kind)[...] = self._reduced(self._memory(source, count, kind), op)
-
-        self._do(("allReduce", count, self.nccl.names[kind], self.nccl.names[op]), stream, start)
-
-    def reduce(self, source, target, count, kind, op, root, stream):
-        def start():
-            total = self._reduced(self._memory(source, count, kind), op)
-            if root == self.rank:
-                self._memory(target, count, kind)[...] = total
-
-        self._do(("reduce", count, self.nccl.names[kind], self.nccl.names[op], root), stream, start)
-
-    def reduceScatter(self, source, target, count, kind, op, stream):
-        def start():
-            total = self._reduced(self._memory(source, count * self.ranks, kind), op)
-            self._memory(target, count, kind)[...] = total[self.rank * count : (self.rank + 1) * count]
-
-        self._do(("reduceScatter", count, self.nccl.names[kind], self.nccl.names[op]), stream, start)
-
-    def broadcast(self, source, target, count, kind, root, stream):
-        def start():
-            value = self.nccl.comm.bcast(self._memory(source, count, kind).tobytes(), root)
-            self._memory(target, count, kind)[...] = np.frombuffer(value, np.uint8)
-
-        self._do(("broadcast", count, self.nccl.names[kind], root), stream, start)
-
-    def allGather(self, source, target, count, kind, stream):
-        def start():
-            everyone = self.nccl.comm.allgather(self._memory(source, count, kind).tobytes())
-            self._memory(target, count * self.ranks, kind)[...] = np.frombuffer(b"".join(everyone), np.uint8)
-
-        self._do(("allGather", count, self.nccl.names[kind]), stream, start)
-
-    def send(self, source, count, kind, peer, stream):
-        self._do(
-            ("send", count, self.nccl.names[kind], peer),
-            stream,
-            lambda: self.nccl.comm.Isend(self._memory(source, count, kind), peer),
-        )
-
-    def recv(self, target, count, kind, peer, stream):
-        self._do(
-            ("recv", count, self.nccl.names[kind], peer),
-            stream,
-            lambda: self.nccl.comm.Irecv(self._memory(target, count, kind), peer),
-        )
-
-
-class Streams(stand_in.StandInMemory):
-    """Remembers the streams it made, so that the fake can find one by its number."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.made = []
-
-    def new_stream(self):
-        self.made.append(super().new_stream())
-        return self.made[-1]
 
 
 def staged(memory, slot_bytes=1 << 20):
@@ -330,6 +209,19 @@ def test_many_all_reduces_go_on_at_once_and_end_in_any_order(transport, monkeypa
         same(started[number].wait(), expected)
 
 
+def test_an_array_that_is_not_given_away_keeps_its_values(transport, monkeypatch):
+    in_large_pieces(transport, monkeypatch)
+    for size in (5, 40_000):
+        values = np.full(size, RANK + 1.0)
+        x = new(transport, values)
+        transport.all_reduce(x, ReduceOp.SUM)
+        transport.start_all_reduce(x, ReduceOp.AVG).wait()
+        transport.reduce(x, ReduceOp.SUM, 0)
+        transport.broadcast(x, 0)
+        transport.reduce_scatter(x, ReduceOp.SUM, parts(size))
+        same(x, values)
+
+
 def test_all_ranks_get_the_same_bits(transport, monkeypatch):
     in_large_pieces(transport, monkeypatch)
     rng = np.random.default_rng(RANK)
@@ -379,6 +271,19 @@ def test_an_array_as_large_as_many_slots_is_staged_in_pieces_of_them():
     values = np.random.default_rng(RANK).integers(0, 99, 3_500_000).astype(np.int64)
     same(transport.all_reduce(memory.array_module.new(values), ReduceOp.SUM), HOST.all_reduce(values, ReduceOp.SUM))
     assert memory.pinned_bytes <= 4 * (4 << 20)
+
+
+def test_what_was_staged_on_another_stream_is_not_written_over():
+    memory = stand_in.StandInMemory()
+    transport = StagedTransport(HOST, memory)
+    x, y = (memory.array_module.new(np.full(10, value, np.float32)) for value in (1, 5))
+    memory.stream().synchronize()
+    other = memory.new_stream()
+    first = transport.all_reduce(x, ReduceOp.SUM)
+    with memory.running(other):
+        second = transport.all_reduce(y, ReduceOp.SUM)
+        same(second, np.full(10, 5 * N, np.float32))
+    same(first, np.full(10, N, np.float32))
 
 
 def test_a_stage_that_fails_leaves_the_transport_usable():
