@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -36,10 +38,26 @@ def device(request):
         gc.collect()
 
 
+@contextmanager
+def shared_folder():
+    """A folder of rank 0, for all ranks. Not `tmp_path`: ranks that make those at once get in each other's way."""
+    with tempfile.TemporaryDirectory() if RANK == 0 else nullcontext("") as folder:
+        yield MPI.COMM_WORLD.bcast(folder)
+        MPI.COMM_WORLD.Barrier()
+
+
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
+def cache():
     """One for all tests: a try takes seconds."""
-    return MPI.COMM_WORLD.bcast(str(tmp_path_factory.mktemp("cache")))
+    with shared_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def new_cache(monkeypatch):
+    with shared_folder() as folder:
+        monkeypatch.setenv("XDG_CACHE_HOME", folder)
+        yield folder
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +142,7 @@ def test_memory_that_mpi_cannot_take_is_an_error_on_every_rank_and_no_crash(devi
 
 
 @pytest.mark.parametrize("device", ["plain:0"], indirect=True)
-def test_the_verdict_is_kept_for_the_next_communicator(device, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", MPI.COMM_WORLD.bcast(str(tmp_path)))
+def test_the_verdict_is_kept_for_the_next_communicator(device, monkeypatch, new_cache):
     comm = MpiComm()
     chosen(device, comm)
     MPI.COMM_WORLD.Barrier()
