@@ -69,6 +69,7 @@ def examine(*, launch: bool = True) -> Iterator[Finding]:
     yield from _mpirun(library)
     yield _cuda(library)
     yield _cupy()
+    yield _device_transport()
     if claim is not None and claim.parallel:
         yield Finding("two ranks", "not tried: this is a rank already")
     elif launch:
@@ -154,14 +155,14 @@ def _run(words: list[str], timeout: float) -> tuple[int, str, str]:
 def _cuda(library: find.Library) -> Finding:
     name = "MPI on device memory"
     if library.path is None:
-        return Finding(name, "unknown (the library's path is not known): staged through the host")
+        return Finding(name, "unknown (the library's path is not known)")
     status, text, _ = _run([sys.executable, "-c", _ASK_CUDA, str(library.path)], timeout=60)
     answer = text.partition("answer ")[2].strip()
     if status != 0 or answer in ("", "none"):
-        return Finding(name, "unknown (the library does not say): staged through the host")
+        return Finding(name, "unknown (the library does not say)")
     if answer != "0":
-        return Finding(name, "yes (CUDA)")
-    return Finding(name, f"no ({_why_no_cuda(library)}): device arrays are staged through the host")
+        return Finding(name, "yes (CUDA), by the library's own word")
+    return Finding(name, f"no ({_why_no_cuda(library)})")
 
 
 def _why_no_cuda(library: find.Library) -> str:
@@ -194,6 +195,30 @@ def _cupy() -> Finding:
         return Finding("CuPy", f"{version}, {text.strip()} devices")
     last = (errors.strip().splitlines() or ["no answer"])[-1]
     return Finding("CuPy", f"{version}, no usable device ({last})")
+
+
+_ASK_TRANSPORT = """
+from fuel_parallel.comm.device import describe_this_machine
+from fuel_parallel.errors import FuelError
+try:
+    print("answer", describe_this_machine())
+except FuelError as error:
+    print("refused", error)
+"""
+
+
+def _device_transport() -> Finding:
+    """How arrays of GPUs move between ranks, and why: what the library itself would choose."""
+    name = "transport of GPU arrays"
+    status, text, errors = _run([sys.executable, "-c", _ASK_TRANSPORT], timeout=240)
+    for line in text.splitlines():
+        kind, _, said = line.partition(" ")
+        if kind == "answer":
+            return Finding(name, said)
+        if kind == "refused":
+            return Finding(name, "none", ok=False, remedy=said)
+    last = (errors.strip().splitlines() or [f"exit status {status}"])[-1]
+    return Finding(name, "unknown", ok=False, remedy=f"finding out failed: {last}")
 
 
 _TRY = """

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.backends.backend import Backend
+from fuel_parallel.backends.device_memory import DeviceMemory
 from fuel_parallel.backends.numpy_backend import NumpyBackend
 from fuel_parallel.errors import ArgumentError
 
@@ -34,6 +35,14 @@ def move(array: Any, device: str) -> Any:
     """An array of any device on another one, through host memory."""
     host = array if isinstance(array, np.ndarray | np.generic) else array.get()
     return backend_of(device).from_host(np.asarray(host))
+
+
+def memory_of(array: Any) -> DeviceMemory | None:
+    """The device memory that an array lies in; None for the host's."""
+    for backend in _found.values():
+        if backend.holds(array):
+            return backend.memory
+    raise ArgumentError(f"a {type(array).__module__}.{type(array).__qualname__} lies on no device of this library")
 
 
 def available_devices() -> list[str]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fuel_parallel.backends.device_memory import DeviceMemory
+
 
 class Backend(ABC):
     """Arrays of one device and the array module that computes on them."""
@@ -16,6 +18,12 @@ class Backend(ABC):
     """A module with numpy's functions for this device's arrays: the first argument of every kernel."""
     dlpack_device: tuple[int, int]
     """Device type and number, as DLPack counts them."""
+    memory: DeviceMemory | None = None
+    """How to reach the device's memory; None where arrays lie in the host's."""
+
+    @abstractmethod
+    def holds(self, array: Any) -> bool:
+        """Whether an array lies on this device."""
 
     @abstractmethod
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.backends.backend import Backend
+from fuel_parallel.backends.cupy_memory import CupyMemory
 from fuel_parallel.errors import ArgumentError
 
 
@@ -48,6 +49,10 @@ class CupyBackend(Backend):
         self.array_module = cupy
         self.number = number
         self.dlpack_device = (10 if kind == "rocm" else 2, number)
+        self.memory = CupyMemory(f"{kind}:{number}")
+
+    def holds(self, array: Any) -> bool:
+        return isinstance(array, self.array_module.ndarray) and array.device.id == self.number
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         # get() waits for the current stream, which is the one kernels run on.

@@ -16,6 +16,9 @@ class NumpyBackend(Backend):
     array_module = np
     dlpack_device = (1, 0)
 
+    def holds(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray | np.generic)
+
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         return np.asarray(array)
 

@@ -1,7 +1,8 @@
 """The collectives as ops: shape rule, kernel, vjp. Attributes begin with the communicator.
 
-Kernels hand contiguous host arrays to the transport, of every dtype of the library; what a reduction of them is, is in
-`reduction`. Gathering and scattering always happen along the first dimension; others are moved there and back.
+Kernels hand contiguous arrays of the host or a device to the transport for those, of every dtype of the library; what a
+reduction of them is, is in `reduction`. Gathering and scattering always happen along the first dimension; others are
+moved there and back.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.comm import sections
+from fuel_parallel.backends import backend_of, memory_of
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
-from fuel_parallel.comm.transport import Pending, Then
+from fuel_parallel.comm.transport import Pending, Transport
 from fuel_parallel.errors import GradientError
 from fuel_parallel.lazy import dtypes, effects
 from fuel_parallel.lazy.dtypes import DType
@@ -24,40 +25,37 @@ from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.partitioning import partition
 
 Rows = tuple[int, ...]
-Host = np.ndarray[Any, Any]
+Array = Any
 
 
-def _on_host(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel for arrays of any device: staged through contiguous host memory, run when all ranks are there."""
+def _together(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel for contiguous arrays of any device, run when all ranks are there: it gets module and transport."""
 
-    def kernel(xp: Any, *arguments: Any) -> Any:
-        x, *attrs = arguments
-        host = np.ascontiguousarray(x if isinstance(x, np.ndarray | np.generic) else x.get()).reshape(x.shape)
-        guard = attrs[0].guard
+    def kernel(xp: Any, x: Any, comm: Communicator, *attrs: Any) -> Any:
+        array = xp.ascontiguousarray(x).reshape(x.shape)
+        guard = comm.guard
         if guard is None:
-            result = run(host, *attrs)
-        else:
-            guard.enter()
-            try:
-                result = run(host, *attrs)
-            finally:
-                guard.leave()
-        return result if xp is np else xp.asarray(result)
+            return run(xp, _transport(xp, array, comm), array, comm, *attrs)
+        guard.enter()
+        try:
+            return run(xp, _transport(xp, array, comm), array, comm, *attrs)
+        finally:
+            guard.leave()
 
     return kernel
+
+
+def _transport(xp: Any, x: Any, comm: Communicator) -> Transport:
+    return comm.transport if xp is np else comm.transport_of(x)
 
 
 # Reductions.
 
 
 def _start_all_reduce(xp: Any, x: Any, comm: Communicator, op: ReduceOp, replicated: bool, *, reuse: bool) -> Pending:
-    on_host = isinstance(x, np.ndarray | np.generic)
-    if isinstance(x, np.ndarray) and x.flags.c_contiguous:
-        host = x
-    else:
-        host, reuse = np.ascontiguousarray(x if on_host else x.get()).reshape(x.shape), True
-    pending = comm.transport.start_all_reduce(host, op, reuse=reuse)
-    return pending if on_host else Then(pending, xp.asarray)
+    if isinstance(x, np.generic) or not x.flags.c_contiguous:
+        x, reuse = xp.ascontiguousarray(x).reshape(x.shape), True
+    return _transport(xp, x, comm).start_all_reduce(x, op, reuse=reuse)
 
 
 def _start_guarded(xp: Any, x: Any, comm: Communicator, *attrs: Any, reuse: bool) -> Pending:
@@ -110,9 +108,9 @@ ALL_REDUCE = define(
 )
 
 
-def _reduce_kernel(x: Host, comm: Communicator, op: ReduceOp, root: int) -> Host:
-    result = comm.transport.reduce(x, op, root)
-    return np.zeros_like(x) if result is None else result
+def _reduce_kernel(xp: Any, transport: Transport, x: Array, comm: Communicator, op: ReduceOp, root: int) -> Array:
+    result = transport.reduce(x, op, root)
+    return xp.zeros_like(x) if result is None else result
 
 
 def _check_linear(function: str, op: ReduceOp) -> None:
@@ -130,7 +128,7 @@ REDUCE = define(
     Op(
         "reduce",
         infer=lambda x, comm, op, root: x,
-        kernel=_on_host(_reduce_kernel),
+        kernel=_together(_reduce_kernel),
         vjp=(_reduce_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -147,10 +145,12 @@ def _with_extent(x: Spec, dim: int, extent: int) -> Spec:
     return Spec((*x.shape[:dim], extent, *x.shape[dim + 1 :]), x.dtype, x.device)
 
 
-def _reduce_scatter_kernel(x: Host, comm: Communicator, op: ReduceOp, dim: int) -> Host:
+def _reduce_scatter_kernel(
+    xp: Any, transport: Transport, x: Array, comm: Communicator, op: ReduceOp, dim: int
+) -> Array:
     rows = tuple(len(part) for part in partition(x.shape[dim], comm.world_size))
-    front = np.ascontiguousarray(np.moveaxis(x, dim, 0))
-    return np.moveaxis(comm.transport.reduce_scatter(front, op, rows), 0, dim)
+    front = xp.ascontiguousarray(xp.moveaxis(x, dim, 0))
+    return xp.moveaxis(transport.reduce_scatter(front, op, rows), 0, dim)
 
 
 def _reduce_scatter_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, dim: int) -> Tensor:
@@ -163,7 +163,7 @@ REDUCE_SCATTER = define(
     Op(
         "reduce_scatter",
         _infer_reduce_scatter,
-        kernel=_on_host(_reduce_scatter_kernel),
+        kernel=_together(_reduce_scatter_kernel),
         vjp=(_reduce_scatter_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -172,8 +172,10 @@ REDUCE_SCATTER = define(
 )
 
 
-def _scan_kernel(x: Host, comm: Communicator, op: ReduceOp, exclusive: bool, reverse: bool) -> Host:
-    return sections.scan(comm.transport, x, op, exclusive=exclusive, reverse=reverse)
+def _scan_kernel(
+    xp: Any, transport: Transport, x: Array, comm: Communicator, op: ReduceOp, exclusive: bool, reverse: bool
+) -> Array:
+    return transport.scan(x, op, exclusive=exclusive, reverse=reverse)
 
 
 def _scan_vjp(
@@ -212,7 +214,7 @@ SCAN = define(
     Op(
         "scan",
         infer=lambda x, comm, op, exclusive, reverse: x,
-        kernel=_on_host(_scan_kernel),
+        kernel=_together(_scan_kernel),
         vjp=(_scan_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -231,7 +233,7 @@ BROADCAST = define(
     Op(
         "broadcast",
         infer=lambda x, comm, root: x,
-        kernel=_on_host(lambda x, comm, root: comm.transport.broadcast(x, root)),
+        kernel=_together(lambda xp, transport, x, comm, root: transport.broadcast(x, root)),
         vjp=(_broadcast_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -240,9 +242,11 @@ BROADCAST = define(
 )
 
 
-def _all_gather_kernel(x: Host, comm: Communicator, dim: int, rows: Rows, replicated: bool) -> Host:
-    front = np.ascontiguousarray(np.moveaxis(x, dim, 0))
-    return np.moveaxis(comm.transport.all_gather(front, rows), 0, dim)
+def _all_gather_kernel(
+    xp: Any, transport: Transport, x: Array, comm: Communicator, dim: int, rows: Rows, replicated: bool
+) -> Array:
+    front = xp.ascontiguousarray(xp.moveaxis(x, dim, 0))
+    return xp.moveaxis(transport.all_gather(front, rows), 0, dim)
 
 
 def _all_gather_vjp(
@@ -259,7 +263,7 @@ ALL_GATHER = define(
     Op(
         "all_gather",
         infer=lambda x, comm, dim, rows, replicated: _with_extent(x, dim, sum(rows)),
-        kernel=_on_host(_all_gather_kernel),
+        kernel=_together(_all_gather_kernel),
         vjp=(_all_gather_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -273,10 +277,12 @@ def _infer_all_to_all(x: Spec, comm: Communicator, split_dim: int, concat_dim: i
     return _with_extent(cut, concat_dim, sum(rows) if split_dim != concat_dim else x.shape[split_dim])
 
 
-def _all_to_all_kernel(x: Host, comm: Communicator, split_dim: int, concat_dim: int, rows: Rows) -> Host:
+def _all_to_all_kernel(
+    xp: Any, transport: Transport, x: Array, comm: Communicator, split_dim: int, concat_dim: int, rows: Rows
+) -> Array:
     parts = partition(x.shape[split_dim], comm.world_size)
     before = (slice(None),) * split_dim
-    blocks = [np.ascontiguousarray(x[(*before, slice(part.start, part.stop))]) for part in parts]
+    blocks = [xp.ascontiguousarray(x[(*before, slice(part.start, part.stop))]) for part in parts]
     shape = list(blocks[comm.rank].shape)
     shapes: list[Shape] = []
     for extent in rows:
@@ -285,7 +291,7 @@ def _all_to_all_kernel(x: Host, comm: Communicator, split_dim: int, concat_dim: 
         shapes.append(tuple(shape))
     # What all ranks have together: no rank gives or gets more, and all know it.
     most_bytes = math.prod((*x.shape[:concat_dim], *x.shape[concat_dim + 1 :])) * sum(rows) * x.itemsize
-    return np.concatenate(comm.transport.all_to_all(blocks, shapes, most_bytes), axis=concat_dim)
+    return xp.concatenate(transport.all_to_all(blocks, shapes, most_bytes), axis=concat_dim)
 
 
 def _all_to_all_vjp(
@@ -298,7 +304,7 @@ ALL_TO_ALL = define(
     Op(
         "all_to_all",
         _infer_all_to_all,
-        kernel=_on_host(_all_to_all_kernel),
+        kernel=_together(_all_to_all_kernel),
         vjp=(_all_to_all_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -310,17 +316,17 @@ ALL_TO_ALL = define(
 Table = tuple[Rows, ...]
 
 
-def _sizes_kernel(x: Host, comm: Communicator, dim: int, sizes: Table) -> Host:
+def _sizes_kernel(xp: Any, transport: Transport, x: Array, comm: Communicator, dim: int, sizes: Table) -> Array:
     ends = np.cumsum(sizes[comm.rank])
     before = (slice(None),) * dim
     blocks = [
-        np.ascontiguousarray(x[(*before, slice(end - extent, end))])
+        xp.ascontiguousarray(x[(*before, slice(end - extent, end))])
         for end, extent in zip(ends, sizes[comm.rank], strict=True)
     ]
     shapes = [(*x.shape[:dim], row[comm.rank], *x.shape[dim + 1 :]) for row in sizes]
     most = max(*map(sum, sizes), *map(sum, zip(*sizes, strict=True)))  # that a rank gives or gets: all know it
     most_bytes = math.prod((*x.shape[:dim], *x.shape[dim + 1 :])) * most * x.itemsize
-    return np.concatenate(comm.transport.all_to_all(blocks, shapes, most_bytes), axis=dim)
+    return xp.concatenate(transport.all_to_all(blocks, shapes, most_bytes), axis=dim)
 
 
 def _sizes_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, dim: int, sizes: Table) -> Tensor:
@@ -331,7 +337,7 @@ ALL_TO_ALL_SIZES = define(
     Op(
         "all_to_all_sizes",
         infer=lambda x, comm, dim, sizes: _with_extent(x, dim, sum(row[comm.rank] for row in sizes)),
-        kernel=_on_host(_sizes_kernel),
+        kernel=_together(_sizes_kernel),
         vjp=(_sizes_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -340,19 +346,19 @@ ALL_TO_ALL_SIZES = define(
 )
 
 
-def _shift_kernel(x: Host, comm: Communicator, offset: int, wrap: bool) -> Host:
+def _shift_kernel(xp: Any, transport: Transport, x: Array, comm: Communicator, offset: int, wrap: bool) -> Array:
     def peer(rank: int) -> int | None:
         return rank % comm.world_size if wrap or 0 <= rank < comm.world_size else None
 
-    received = comm.transport.exchange(x, peer(comm.rank + offset), peer(comm.rank - offset))
-    return np.zeros_like(x) if received is None else received
+    received = transport.exchange(x, peer(comm.rank + offset), peer(comm.rank - offset))
+    return xp.zeros_like(x) if received is None else received
 
 
 SHIFT = define(
     Op(
         "shift",
         infer=lambda x, comm, offset, wrap: x,
-        kernel=_on_host(_shift_kernel),
+        kernel=_together(_shift_kernel),
         vjp=(lambda g, y, x, comm, offset, wrap: comm.shift(g, -offset, wrap=wrap),),
         crosses_ranks=True,
         aliases=False,
@@ -392,10 +398,11 @@ SHARD = define(
 
 
 def _send_kernel(xp: Any, x: Any, comm: Communicator, dest: int, tag: int) -> Any:
-    host = x if isinstance(x, np.ndarray | np.generic) else x.get()
     if comm.guard is not None:
         comm.guard.ledger.send(dest, tag)
-    comm.transport.send(np.ascontiguousarray(host).reshape(x.shape), dest, tag)
+    array = xp.ascontiguousarray(x).reshape(x.shape)
+    transport = comm.transport if xp is np else comm.messenger_of(memory_of(array))
+    transport.send(array, dest, tag)
     return xp.zeros(0, dtype=np.float32)
 
 
@@ -415,29 +422,31 @@ def _send_op(name: str, vjp: Any) -> Op:
 
 
 def _recv_op(name: str, vjp: Any) -> Op:
-    def kernel(xp: Any, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int) -> Any:
+    def kernel(xp: Any, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int, device: str) -> Any:
         if comm.guard is not None:
             comm.guard.await_message(source, tag)
-        return xp.asarray(comm.transport.recv(shape, dtype, source, tag))
+        return comm.messenger_of(backend_of(device).memory).recv(shape, dtype, source, tag)
 
     return define(
         Op(
             name,
-            infer=lambda comm, shape, dtype, source, tag: Spec(shape, dtype),
+            infer=lambda comm, shape, dtype, source, tag, device: Spec(shape, dtype, device),
             kernel=kernel,
             vjp=vjp,
             crosses_ranks=True,
             aliases=False,
-            attr_names=("comm", "shape", "dtype", "source", "tag"),
+            attr_names=("comm", "shape", "dtype", "source", "tag", "device"),
         )
     )
 
 
 def _send_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, dest: int, tag: int) -> Tensor:
-    return comm.recv(x.shape, x.dtype, dest, tag, differentiable=True)
+    return comm.recv(x.shape, x.dtype, dest, tag, differentiable=True, device=x.device)
 
 
-def _recv_vjp(g: Tensor, y: Tensor, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int) -> None:
+def _recv_vjp(
+    g: Tensor, y: Tensor, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int, device: str
+) -> None:
     comm.send(g, source, tag, differentiable=True)
 
 

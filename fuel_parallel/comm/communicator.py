@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from fuel_parallel.backends import check_device, memory_of
+from fuel_parallel.backends.device_memory import DeviceMemory
 from fuel_parallel.comm.entries import BARRIER, Entry
 from fuel_parallel.errors import ArgumentError, CommunicatorError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes, effects
@@ -30,6 +32,7 @@ from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.partitioning import partition
 
 if TYPE_CHECKING:
+    from fuel_parallel.comm.device import Choice
     from fuel_parallel.comm.guard import Guard
     from fuel_parallel.comm.transport import Transport
 
@@ -70,6 +73,8 @@ class Communicator(ABC):
         self.transport = transport
         self.name = name
         self.guard: Guard | None = None
+        self.device_choice: Choice | None = None
+        """How arrays of devices move, and why; None before the first collective on one."""
 
     @property
     def rank(self) -> int:
@@ -88,6 +93,23 @@ class Communicator(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}: rank {self.rank} of {self.world_size})"
+
+    # How arrays move.
+
+    def transport_of(self, array: Any) -> Transport:
+        """The transport of a collective on an array: `transport` for a host array.
+
+        For the first array of a device the ranks choose one together: a collective call.
+        """
+        memory = memory_of(array)
+        return self.transport if memory is None else self._device_transport(memory)
+
+    def messenger_of(self, memory: DeviceMemory | None) -> Transport:
+        """The transport of sends and receives of arrays in a device's memory, None for the host's; not collective."""
+        return self.transport
+
+    def _device_transport(self, memory: DeviceMemory) -> Transport:
+        return self.transport
 
     # Collectives.
 
@@ -239,9 +261,16 @@ class Communicator(ABC):
         effects.keep(self._collect(op, x, dest, tag).node)
 
     def recv(
-        self, shape: Sequence[int], dtype: Any, source: int, tag: int = 0, *, differentiable: bool = False
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        source: int,
+        tag: int = 0,
+        *,
+        differentiable: bool = False,
+        device: str = "cpu",
     ) -> Tensor:
-        """What rank `source` sends, which must have this shape and dtype.
+        """What rank `source` sends, which must have this shape and dtype, on `device`, wherever it was before.
 
         If both sides say `differentiable`, `grad` sends the cotangent back to `source`.
         """
@@ -249,7 +278,7 @@ class Communicator(ABC):
         _check_differentiable("recv", dtypes.dtype(dtype), differentiable)
         op = collectives.RECV_DIFFERENTIABLE if differentiable else collectives.RECV
         extents = creation.check_shape("recv", shape)
-        return self._collect(op, None, extents, dtypes.dtype(dtype), source, tag)
+        return self._collect(op, None, extents, dtypes.dtype(dtype), source, tag, check_device(device))
 
     # At once, not in the graph.
 

@@ -63,6 +63,9 @@ def packed(entries: Sequence[Entry]) -> memoryview:
 def entry_of(op: Op, attrs: Attrs, spec: Spec) -> Entry:
     """The entry of a collective op. `spec` is my shard's; the first attribute is the communicator."""
     facts = dict(zip(op.attr_names[1:], map(_plain, attrs[1:]), strict=True))
+    if spec.device != "cpu":
+        # The kind only: ranks number their devices as they like, but arrays of another kind move by another way.
+        facts["device"] = spec.device.partition(":")[0]
     return Entry(op.name, spec.dtype.name, spec.shape, _open_dims(op.name, facts), facts)
 
 

@@ -122,7 +122,10 @@ def _same_kind(rows: Sequence[Row]) -> str:
             "batches of different shapes, such as a short last batch on some ranks: leave it out, pad it, or take "
             "fp.data_parallel.shard_rows"
         )
-    differing = sorted({name for row in rows for name, value in row.facts if value != dict(rows[0].facts).get(name)})
+    names = {name for row in rows for name, _ in row.facts}
+    differing = sorted(name for name in names if len({dict(row.facts).get(name) for row in rows}) > 1)
+    if "device" in differing:
+        return "tensors on a GPU on some ranks and on the CPU, or another kind of GPU, on others; move them (to_device)"
     if "rows" in differing:
         return "shards of different extents; give the size of the whole (size=) if they are the parts of fp.partition"
     return f"{' and '.join(differing)} computed from the rank" if differing else ""

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fuel_parallel.comm import sections
+from fuel_parallel.backends.device_memory import DeviceMemory
+from fuel_parallel.comm import background, sections
 from fuel_parallel.comm.communicator import CommInfo, Communicator, ReduceOp
 from fuel_parallel.comm.entries import SPLIT
 from fuel_parallel.comm.guard import Guard
 from fuel_parallel.comm.node_local import NodeLocalTransport
 from fuel_parallel.comm.reduction import BY_MPI, averaged
 from fuel_parallel.comm.shared_reduction import settle
-from fuel_parallel.comm.transport import Done, Host, Pending, Transport, check_buffers, filled
+from fuel_parallel.comm.transport import Done, Host, Pending, Transport, check_buffers, check_host, filled
 from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.effects import run_pending
@@ -45,6 +46,7 @@ _reductions: set[MpiReduction] = set()
 def finish_requests() -> None:
     """Waits until all that was started is through; MPI must not be finalized before."""
     settle()
+    background.finish()
     for reduction in list(_reductions):
         reduction.wait()
     for request, _ in _in_flight:
@@ -69,6 +71,9 @@ class MpiComm(Communicator):
             self.guard = Guard(own, name)
         self._mpi = own
         self._splits = itertools.count(1)
+        self._on_device: Transport | None = None
+        self._memory: DeviceMemory | None = None
+        self._messengers: dict[str, Transport] = {}
 
     def split(self, color: int | None, key: int = 0) -> MpiComm | None:
         """See `Communicator.split`."""
@@ -84,6 +89,31 @@ class MpiComm(Communicator):
         result = MpiComm(MPI.Intracomm(part), f"{self.name}.split{number}({color})")
         part.Free()
         return result
+
+    def messenger_of(self, memory: DeviceMemory | None) -> Transport:
+        """See `Communicator.messenger_of`."""
+        if memory is None:
+            return self.transport
+        settle()  # as before everything that may wait for another rank
+        if self._on_device is not None and memory is self._memory:
+            return self._on_device
+        from fuel_parallel.comm.staged import StagedTransport
+
+        return self._messengers.setdefault(memory.device, StagedTransport(self.transport, memory))
+
+    def _device_transport(self, memory: DeviceMemory) -> Transport:
+        settle()
+        if self._on_device is None:
+            from fuel_parallel.comm import device
+
+            self._on_device, self.device_choice = device.choose(self._mpi, self.transport, memory)
+            self._memory = memory
+        if memory is not self._memory and self._memory is not None:
+            raise CommunicatorError(
+                f"communicator {self.name!r} has had tensors of {self._memory.device} on rank {self.rank}, and now one "
+                f"of {memory.device}; a rank has one device in each: move the tensor, or make another one with split()"
+            )
+        return self._on_device
 
 
 def pieces(x: Host) -> Iterator[Host]:
@@ -101,7 +131,11 @@ class MpiTransport(Transport):
     """Blocking MPI calls on host arrays; sends are non-blocking and hold their buffer until they are through.
 
     MPI moves all dtypes as words of their size, and reduces those of `BY_MPI`; the others are reduced by `sections`.
+    All that MPI reads and writes goes through `buffer`; `DirectTransport` makes it arrays of a device.
     """
+
+    xp: Any = np
+    """The module that makes arrays."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         from mpi4py import MPI
@@ -137,7 +171,7 @@ class MpiTransport(Transport):
             return sections.all_reduce(self, x, op, out)
         result = filled(x, out)
         for piece in pieces(result):
-            self.comm.Allreduce(self.in_place, piece, self.ops[op])
+            self.comm.Allreduce(self.in_place, self.buffer(piece), self.ops[op])
         return averaged(result, op, self.ranks)
 
     def start_all_reduce(self, x: Host, op: ReduceOp, *, reuse: bool = False) -> Pending:
@@ -150,22 +184,24 @@ class MpiTransport(Transport):
     def reduce(self, x: Host, op: ReduceOp, root: int) -> Host | None:
         if x.dtype not in BY_MPI[op]:
             return sections.reduce(self, x, op, root)
-        result = np.empty_like(x) if self.rank == root else None
+        result = self.xp.empty_like(x) if self.rank == root else None
         self._reduce(x, result, op, root)
         return None if result is None else averaged(result, op, self.ranks)
 
     def _reduce(self, x: Host, result: Host | None, op: ReduceOp, root: int) -> None:
         targets = itertools.repeat(None) if result is None else pieces(result)
         for piece, target in zip(pieces(x), targets, strict=False):
-            self.comm.Reduce(piece, target, self.ops[op], root)
+            received = None if target is None else self.buffer(target)
+            self.comm.Reduce(self.buffer(piece), received, self.ops[op], root)
 
-    def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
+    def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int], out: Host | None = None) -> Host:
         if x.dtype not in BY_MPI[op]:
-            return sections.reduce_scatter(self, x, op, rows)
-        result = np.empty((rows[self.rank], *x.shape[1:]), dtype=x.dtype)
+            return sections.reduce_scatter(self, x, op, rows, out)
+        result = self.xp.empty((rows[self.rank], *x.shape[1:]), dtype=x.dtype) if out is None else out
         if x.nbytes <= LARGEST_MESSAGE:
             width = x.size // x.shape[0] if x.shape[0] else 0
-            self.comm.Reduce_scatter(x, result, [r * width for r in rows], self.ops[op])
+            counts = [r * width for r in rows]
+            self.comm.Reduce_scatter(self.buffer(x), self.buffer(result), counts, self.ops[op])
         else:
             for rank, (end, count) in enumerate(zip(np.cumsum(rows), rows, strict=True)):
                 self._reduce(x[end - count : end], result if rank == self.rank else None, op, rank)
@@ -173,8 +209,11 @@ class MpiTransport(Transport):
 
     # Movement.
 
-    def broadcast(self, x: Host, root: int) -> Host:
-        result = x.copy() if self.rank == root else np.empty_like(x)
+    def broadcast(self, x: Host, root: int, out: Host | None = None) -> Host:
+        if self.rank == root:
+            result = filled(x, out)
+        else:
+            result = self.xp.empty_like(x) if out is None else out
         self.fill(result, root)
         return result
 
@@ -183,8 +222,8 @@ class MpiTransport(Transport):
         for piece in pieces(x):
             self.comm.Bcast(self.words(piece), root)
 
-    def all_gather(self, x: Host, rows: Sequence[int]) -> Host:
-        result = np.empty((sum(rows), *x.shape[1:]), dtype=x.dtype)
+    def all_gather(self, x: Host, rows: Sequence[int], out: Host | None = None) -> Host:
+        result = self.xp.empty((sum(rows), *x.shape[1:]), dtype=x.dtype) if out is None else out
         if result.nbytes <= LARGEST_MESSAGE:
             words, kind = self.words(result)
             width = words.size // sum(rows) if sum(rows) else 0
@@ -200,10 +239,10 @@ class MpiTransport(Transport):
     def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape], most_bytes: int) -> list[Host]:
         dtype = blocks[0].dtype
         if most_bytes > LARGEST_MESSAGE:
-            return self._all_to_all_in_turns(blocks, [np.empty(shape, dtype) for shape in shapes])
-        sent = np.concatenate([block.reshape(-1) for block in blocks])
+            return self._all_to_all_in_turns(blocks, [self.xp.empty(shape, dtype) for shape in shapes])
+        sent = self.xp.concatenate([block.reshape(-1) for block in blocks])
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
-        received = np.empty(sum(sizes), dtype=dtype)
+        received = self.xp.empty(sum(sizes), dtype=dtype)
         send_words, kind = self.words(sent)
         receive_words, _ = self.words(received)
         per = max(dtype.itemsize // 8, 1)
@@ -221,14 +260,14 @@ class MpiTransport(Transport):
             self._exchange(blocks[dest], dest, received[source], source)
         return received
 
-    def exchange(self, x: Host, dest: int | None, source: int | None) -> Host | None:
-        result = None if source is None else np.empty_like(x)
+    def exchange(self, x: Host, dest: int | None, source: int | None, out: Host | None = None) -> Host | None:
+        result = None if source is None else self.xp.empty_like(x) if out is None else out
         self._exchange(None if dest is None else x, dest, result, source)
         return result
 
     def _exchange(self, x: Host | None, dest: int | None, result: Host | None, source: int | None) -> None:
         """Sends `x` while receiving into `result`; the two may be of different size, and have no or more pieces."""
-        nobody, nothing = self._mpi.PROC_NULL, np.empty(0, np.uint8)
+        nobody, nothing = self._mpi.PROC_NULL, self.xp.empty(0, np.uint8)
         parts = itertools.zip_longest(() if x is None else pieces(x), () if result is None else pieces(result))
         for sent, place in parts:
             self.comm.Sendrecv(
@@ -247,7 +286,7 @@ class MpiTransport(Transport):
             _in_flight.append((self.comm.Isend(self.words(piece), dest, tag), piece))
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
-        result = np.empty(shape, dtype=dtype)
+        result: Host = self.xp.empty(shape, dtype=dtype)
         status = self._mpi.Status()
         for piece in pieces(result):
             self.comm.Probe(source, tag, status)
@@ -265,10 +304,15 @@ class MpiTransport(Transport):
 
     def words(self, x: Host) -> list[Any]:
         """An array's memory as integers of its item size: moving needs no arithmetic, and MPI knows no bfloat16."""
-        flat = x.reshape(-1)
+        flat = self.buffer(x).reshape(-1)
         width = min(x.dtype.itemsize, 8)
         kinds = {1: self._mpi.UINT8_T, 2: self._mpi.UINT16_T, 4: self._mpi.UINT32_T, 8: self._mpi.UINT64_T}
         return [flat.view(f"u{width}"), kinds[width]]
+
+    def buffer(self, x: Host) -> Any:
+        """An array as MPI may have it now: it reads and writes memory of the host only."""
+        check_host(x)
+        return x
 
 
 class MpiReduction(Pending):
@@ -276,6 +320,7 @@ class MpiReduction(Pending):
 
     def __init__(self, transport: MpiTransport, x: Host, op: ReduceOp, reuse: bool) -> None:
         self.op, self.ranks = op, transport.ranks
+        check_host(x)
         self.result = filled(x, x if reuse else None)
         start, mpi_op = transport.comm.Iallreduce, transport.ops[op]
         self.requests = [start(transport.in_place, piece, mpi_op) for piece in pieces(self.result)]

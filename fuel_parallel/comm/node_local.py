@@ -37,7 +37,7 @@ from fuel_parallel.comm.node_memory import NodeMemory, memory_of
 from fuel_parallel.comm.reduction import BY_MPI, averaged, same_bits_everywhere, wide_dtype
 from fuel_parallel.comm.shared_reduction import SharedReduction, settle
 from fuel_parallel.comm.thresholds import KINDS, NEVER, least_bytes, read_table
-from fuel_parallel.comm.transport import Done, Host, Pending, Transport, check_buffers, filled
+from fuel_parallel.comm.transport import Done, Host, Pending, Transport, check_buffers, check_host, filled
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
 from fuel_parallel.partitioning import partition
@@ -104,6 +104,7 @@ class NodeLocalTransport(Transport):
 
     def start_all_reduce(self, x: Host, op: ReduceOp, *, reuse: bool = False) -> Pending:
         """See `Transport.start_all_reduce`. What is reduced in place goes on meanwhile; all else is done at once."""
+        check_host(x)
         if x.nbytes < self._at_once_below:
             settle()
             if x.dtype not in BY_MPI[op]:
@@ -147,17 +148,18 @@ class NodeLocalTransport(Transport):
             return None
         return nodes.memory.borrow(nbytes) if nbytes >= self._least["all_reduce_in_place"] else None
 
-    def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
+    def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int], out: Host | None = None) -> Host:
         """See `Transport.reduce_scatter`."""
         settle()
         memory = self._one_node("reduce_scatter", x.nbytes)
         if memory is None:
-            return self.plain.reduce_scatter(x, op, rows)
-        result = np.empty((rows[memory.rank], *x.shape[1:]), dtype=x.dtype)
+            return self.plain.reduce_scatter(x, op, rows, out)
+        check_host(x)
+        result = np.empty((rows[memory.rank], *x.shape[1:]), dtype=x.dtype) if out is None else out
         reduce_scatter(memory, x.reshape(-1), op, _sections(rows, x.size), result.reshape(-1))
         return result
 
-    def all_gather(self, x: Host, rows: Sequence[int]) -> Host:
+    def all_gather(self, x: Host, rows: Sequence[int], out: Host | None = None) -> Host:
         """See `Transport.all_gather`."""
         settle()
         total = sum(rows)
@@ -165,21 +167,26 @@ class NodeLocalTransport(Transport):
         nbytes = total * x.itemsize * math.prod(x.shape[1:])
         memory = self._one_node("all_gather", nbytes)
         if memory is None:
-            return self.plain.all_gather(x, rows)
-        result = np.empty((total, *x.shape[1:]), dtype=x.dtype)
+            return self.plain.all_gather(x, rows, out)
+        check_host(x)
+        result = np.empty((total, *x.shape[1:]), dtype=x.dtype) if out is None else out
         all_gather(memory, x.reshape(-1), _sections(rows, result.size), result.reshape(-1))
         return result
 
-    def broadcast(self, x: Host, root: int) -> Host:
+    def broadcast(self, x: Host, root: int, out: Host | None = None) -> Host:
         """See `Transport.broadcast`."""
         settle()
         if x.nbytes < self._least["broadcast"]:
-            return self.plain.broadcast(x, root)
+            return self.plain.broadcast(x, root, out)
         nodes = self._nodes or self._find_nodes()
         memory = nodes.memory
         if memory is None or x.nbytes < self._least["broadcast"]:
-            return self.plain.broadcast(x, root)
-        result = x.copy() if self.plain.comm.rank == root else np.empty_like(x)
+            return self.plain.broadcast(x, root, out)
+        check_host(x)
+        if self.plain.comm.rank == root:
+            result = filled(x, out)
+        else:
+            result = np.empty_like(x) if out is None else out
         local_root = nodes.local_ranks[root]
         if nodes.across is not None and memory.rank == local_root:
             nodes.across.fill(result, nodes.node_of[root])
@@ -204,10 +211,10 @@ class NodeLocalTransport(Transport):
         settle()
         return self.plain.all_to_all(blocks, shapes, most_bytes)
 
-    def exchange(self, x: Host, dest: int | None, source: int | None) -> Host | None:
+    def exchange(self, x: Host, dest: int | None, source: int | None, out: Host | None = None) -> Host | None:
         """See `Transport.exchange`."""
         settle()
-        return self.plain.exchange(x, dest, source)
+        return self.plain.exchange(x, dest, source, out)
 
     def send(self, x: Host, dest: int, tag: int) -> None:
         """See `Transport.send`."""

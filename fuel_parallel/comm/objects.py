@@ -17,6 +17,7 @@ from fuel_parallel.lazy import effects
 
 if TYPE_CHECKING:
     from fuel_parallel.comm.communicator import Communicator
+    from fuel_parallel.comm.transport import Transport
 
 
 class _Message(NamedTuple):
@@ -43,17 +44,18 @@ def all_gather_object(comm: Communicator, value: Any, kind: Any) -> list[Any]:
     effects.run_unfinished()
     messages = [_encode(value)]
     if comm.world_size > 1:
-        mine = messages[0]
+        mine = bytes([messages[0].is_object]) + messages[0].payload
         with comm.together(Entry("all_gather_object")):
-            headers = comm.transport.all_gather(_header(mine)[None], [1] * comm.world_size)
-            sizes = headers[:, 1].tolist()
-            payloads = comm.transport.all_gather(np.frombuffer(mine.payload, np.uint8), sizes)
-        ends = np.cumsum(sizes)
-        messages = [
-            _Message(bool(is_object), payloads[end - size : end].tobytes())
-            for (is_object, size), end in zip(headers.tolist(), ends, strict=True)
-        ]
+            gathered = all_gather_bytes(comm.transport, mine)
+        messages = [_Message(bool(one[0]), one[1:]) for one in gathered]
     return [_decode("all_gather_object", message, rank, kind) for rank, message in enumerate(messages)]
+
+
+def all_gather_bytes(transport: Transport, mine: bytes) -> list[bytes]:
+    """The bytes of all ranks, by rank, through a transport of host arrays."""
+    sizes = transport.all_gather(np.array([len(mine)], np.int64), [1] * transport.ranks).tolist()
+    payloads = transport.all_gather(np.frombuffer(mine, np.uint8), sizes)
+    return [payloads[end - size : end].tobytes() for end, size in zip(np.cumsum(sizes), sizes, strict=True)]
 
 
 def _header(message: _Message) -> np.ndarray[Any, Any]:

@@ -75,10 +75,10 @@ def reduce(transport: Transport, x: Host, op: ReduceOp, root: int) -> Host | Non
     return np.concatenate(received).reshape(x.shape) if transport.rank == root else None
 
 
-def reduce_scatter(transport: Transport, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
+def reduce_scatter(transport: Transport, x: Host, op: ReduceOp, rows: Sequence[int], out: Host | None = None) -> Host:
     """My rows of the reduction."""
     arrays = _exchanged(transport, x, rows)
-    result = np.empty(arrays[0].shape, x.dtype)
+    result = np.empty(arrays[0].shape, x.dtype) if out is None else out
     reduce_into(result.reshape(-1), [array.reshape(-1) for array in arrays], op)
     return result
 

@@ -87,8 +87,13 @@ def least_bytes(table: CollectiveTable, kind: str, ranks: int) -> int:
 
 def table_path() -> Path:
     """Where the table of this user is kept: `$XDG_CACHE_HOME/fuel-parallel/collectives.json`."""
+    return cache_folder() / "collectives.json"
+
+
+def cache_folder() -> Path:
+    """Where measurements of this user's machines are kept."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fuel-parallel" / "collectives.json"
+    return (Path(cache) if cache else Path.home() / ".cache") / "fuel-parallel"
 
 
 def read_table(path: Path | None = None) -> CollectiveTable:

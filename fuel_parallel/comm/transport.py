@@ -1,17 +1,22 @@
 """How bytes move between the ranks of a communicator: the seam under the collectives.
 
-A transport works on contiguous host arrays of every dtype of the library, at once, and gives new arrays back. What a
-reduction computes is in `reduction`. Gathers and scatters are along the first dimension, of which rank r has `rows[r]`.
+A transport works on contiguous arrays of every dtype of the library, at once, and gives new arrays back, or fills the
+contiguous `out` that it is given. What a reduction computes is in `reduction`. Gathers and scatters are along the first
+dimension, of which rank r has `rows[r]`.
+
+    host arrays      `MpiTransport`; `NodeLocalTransport` around it where ranks share a node
+    device arrays    `StagedTransport`, `DirectTransport` or `NcclTransport`; `device` chooses
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from fuel_parallel.comm import sections
 from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.errors import ArgumentError, CommunicatorError
 from fuel_parallel.lazy.dtypes import DType
@@ -44,21 +49,6 @@ class Done(Pending):
     def wait(self) -> Any:
         """The result."""
         return self.result
-
-
-class Then(Pending):
-    """An operation whose result goes through a function at the end."""
-
-    def __init__(self, pending: Pending, function: Callable[[Any], Any]) -> None:
-        self.pending, self.function = pending, function
-
-    def progress(self) -> None:
-        """See `Pending.progress`."""
-        self.pending.progress()
-
-    def wait(self) -> Any:
-        """What the function makes of the result."""
-        return self.function(self.pending.wait())
 
 
 class Transport(ABC):
@@ -96,16 +86,20 @@ class Transport(ABC):
         """The reduction of all ranks' arrays on `root`, None elsewhere."""
 
     @abstractmethod
-    def broadcast(self, x: Host, root: int) -> Host:
-        """The array of `root`."""
+    def broadcast(self, x: Host, root: int, out: Host | None = None) -> Host:
+        """The array of `root`; `out` may be `x`."""
 
     @abstractmethod
-    def all_gather(self, x: Host, rows: Sequence[int]) -> Host:
+    def all_gather(self, x: Host, rows: Sequence[int], out: Host | None = None) -> Host:
         """All ranks' arrays, one after the other."""
 
     @abstractmethod
-    def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Host:
+    def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int], out: Host | None = None) -> Host:
         """My rows of the reduction of all ranks' arrays."""
+
+    def scan(self, x: Host, op: ReduceOp, *, exclusive: bool, reverse: bool) -> Host:
+        """The reduction of the arrays of all ranks up to mine; with `reverse`, from mine on."""
+        return sections.scan(self, x, op, exclusive=exclusive, reverse=reverse)
 
     @abstractmethod
     def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape], most_bytes: int) -> list[Host]:
@@ -116,7 +110,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def exchange(self, x: Host, dest: int | None, source: int | None) -> Host | None:
+    def exchange(self, x: Host, dest: int | None, source: int | None, out: Host | None = None) -> Host | None:
         """Sends to one rank while receiving an array like mine from another; None stands for nobody."""
 
     @abstractmethod
@@ -158,12 +152,34 @@ def filled(x: Host, out: Host | None) -> Host:
     if out is None:
         return x.copy()
     if out is not x:
-        np.copyto(out, x)
+        out[...] = x
     return out
+
+
+def check_host(x: Any) -> None:
+    """Refuses arrays of devices. mpi4py would hand their address to MPI, which reads it as one of the host's."""
+    if not isinstance(x, np.ndarray):
+        raise CommunicatorError(
+            f"a transport of host arrays was given a {type(x).__module__}.{type(x).__qualname__}; "
+            "use communicator.transport_of(array), or copy it to the host first"
+        )
 
 
 def check_buffers(x: Host, out: Host | None) -> None:
     """Refuses what MPI would take and silently get wrong: other memory orders, and buffers that overlap."""
+    check_host(x)
+    check_array(x, out)
+    if out is None or out is x:
+        return
+    if np.may_share_memory(x, out) and x.__array_interface__["data"] != out.__array_interface__["data"]:
+        raise ArgumentError(
+            "all_reduce: x and out overlap without being the same memory; pass out=x to reduce in place, or "
+            "an array apart from x"
+        )
+
+
+def check_array(x: Any, out: Any | None) -> None:
+    """Refuses arrays, of any device, of other memory orders, and an `out` that does not fit."""
     if not x.flags.c_contiguous:
         raise ArgumentError(
             f"all_reduce: x must be C-contiguous, but has shape {x.shape} and strides {x.strides}; "
@@ -175,11 +191,6 @@ def check_buffers(x: Host, out: Host | None) -> None:
         raise ArgumentError(
             f"all_reduce: out must be a C-contiguous {x.dtype.name}{list(x.shape)} like x, but is "
             f"{out.dtype.name}{list(out.shape)} with strides {out.strides}"
-        )
-    if np.may_share_memory(x, out) and x.__array_interface__["data"] != out.__array_interface__["data"]:
-        raise ArgumentError(
-            "all_reduce: x and out overlap without being the same memory; pass out=x to reduce in place, or "
-            "an array apart from x"
         )
 
 
@@ -193,5 +204,5 @@ class NoTransport(Transport):
         raise CommunicatorError(self.why)
 
     _any_call: Any = _refuse
-    all_reduce = start_all_reduce = reduce = broadcast = all_gather = reduce_scatter = _any_call
+    all_reduce = start_all_reduce = reduce = broadcast = all_gather = reduce_scatter = scan = _any_call
     all_to_all = exchange = send = recv = barrier = _any_call

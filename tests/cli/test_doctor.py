@@ -17,6 +17,7 @@ def test_all_is_well_here(fuelrun) -> None:
         "mpi4py",
         "belongs to the library",
         "MPI on device memory",
+        "transport of GPU arrays",
         "summed and ended",
         "All is well",
     ):
@@ -29,6 +30,20 @@ def test_json_can_be_read_by_programs(fuelrun) -> None:
     assert report["ok"] is True
     assert str(find.library().path) in values["MPI library"]
     assert values["MPI on device memory"].startswith(("yes", "no (", "unknown ("))
+
+
+def test_the_transport_of_gpu_arrays_is_told_with_its_reason(fuelrun) -> None:
+    def finding(**environ):
+        report = json.loads(fuelrun.run("doctor", "--json", "--no-launch", **environ).stdout)
+        return next(finding for finding in report["findings"] if finding["name"] == "transport of GPU arrays")
+
+    known = finding()
+    assert known["ok"] is True
+    assert known["value"].startswith(("nccl: ", "mpi: ", "staged: ", "none needed: no GPU is seen here"))
+    wrong = finding(FUEL_TRANSPORT="gdrcopy")
+    assert wrong["ok"] is False
+    assert "FUEL_TRANSPORT='gdrcopy'" in wrong["remedy"]
+    assert "expected one of auto, nccl, mpi, staged" in wrong["remedy"]
 
 
 def test_a_missing_mpi4py_is_wrong_and_has_a_remedy(fuelrun) -> None:
