@@ -128,7 +128,7 @@ def bench(
         _check_folder("--output", output)
         words = [f"--seconds={seconds}", *(["--json"] if as_json else [])]
         words += [f"--output={output.absolute()}"] if output is not None else []
-        return _on_ranks(TUNING, words, ranks)
+        return on_ranks(TUNING, words, ranks)
     if output is not None:
         raise click.UsageError("--output is where --tune writes its table; for a file use --json > FILE")
     unknown = next((name for name in collectives if name not in COLLECTIVES), None)
@@ -146,7 +146,7 @@ def bench(
     words = [*collectives, f"--sizes={','.join(map(str, sizes))}", f"--dtype={dtype or 'float32'}"]
     words += [f"--seconds={seconds}", *(["--json"] if as_json else [])]
     words += [f"--plot={plot.absolute()}"] if plot is not None else []
-    return _on_ranks(TIMING, words, ranks)
+    return on_ranks(TIMING, words, ranks)
 
 
 def _check_folder(option: str, path: Path | None) -> None:
@@ -154,7 +154,7 @@ def _check_folder(option: str, path: Path | None) -> None:
         raise click.UsageError(f"{option} {path}: there is no folder {path.absolute().parent}; make it first")
 
 
-def _on_ranks(module: str, words: list[str], ranks: int | None) -> int:
+def on_ranks(module: str, words: list[str], ranks: int | None) -> int:
     """Runs a module on the ranks of this job, or of one that is started for it."""
     from fuelrun.launch.script import Script
 

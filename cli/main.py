@@ -22,6 +22,7 @@ COMMANDS = {
     "run": "Run a script on N ranks (the default: the word `run` can be left out).",
     "trace": "Sum up a trace that `fuelrun --trace FILE` wrote.",
     "bench": "Measure collectives on this machine; --tune keeps what is faster.",
+    "topology": "Find out and show which devices there are, and how they are linked.",
     "doctor": "Check Python, MPI, launcher and devices, and say how to mend what is wrong.",
 }
 

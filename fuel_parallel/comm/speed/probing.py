@@ -7,18 +7,21 @@ measured rather than assumed.
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from fuel_parallel.comm.communicator import Communicator
+from fuel_parallel.comm.world import init
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.topology import (
     Description,
@@ -31,6 +34,7 @@ from fuel_parallel.topology import (
     Switch,
 )
 from fuel_parallel.topology.probe import probe
+from fuel_parallel.topology.text import emit
 
 NETWORK = "network"
 LARGE = 16 << 20
@@ -209,3 +213,21 @@ def _figures(link: Link, rate: float | None, there_us: float | None) -> Link:
         return link
     half = None if there_us is None else there_us / 2
     return msgspec.structs.replace(link, bandwidth_mb_s=rate, latency_us=half, origin=Origin.MEASURED)
+
+
+def main() -> None:
+    """Probes the machines of this job; rank 0 prints or writes what was found."""
+    parser = argparse.ArgumentParser(prog="fuelrun topology probe")
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--per-rank", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    world = init()
+    t = probe_all(world, measure=options.measure, per_rank=options.per_rank)
+    if world.is_root:
+        emit(t, options.json, options.output)
+
+
+if __name__ == "__main__":
+    main()
