@@ -27,6 +27,7 @@ COLLECTIVES = (
     "barrier",
 )
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
+DEVICES = ("cpu", "cuda", "rocm")
 PICTURES = (".png", ".svg", ".pdf")
 
 HELP = """\b
@@ -35,6 +36,7 @@ Examples:
   fuelrun bench all_reduce -n 4             one of them, on 4 ranks
   fuelrun bench all_reduce all_gather --sizes 4KiB:64MiB --dtype bfloat16
   fuelrun bench all_reduce --plot all_reduce.png
+  fuelrun bench all_reduce --device cuda
   mpirun -n 64 fuelrun bench all_reduce --json > all_reduce.json
   fuelrun bench --tune                      for as many ranks as there are cores
   srun -N 1 -n 16 fuelrun bench --tune      on a node of a cluster
@@ -83,6 +85,7 @@ class Sizes(click.ParamType[list[int]]):
     help="As in 64,4KiB,1MiB, or a range, each size four times the one before [default: 64:64MiB].",
 )
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the arrays [default: float32].")
+@click.option("--device", type=click.Choice(DEVICES), help="Where the arrays are [default: cpu].")
 @click.option("--seconds", type=Seconds(), default=0.2, metavar="S", help="Time for each size and way [default: 0.2].")
 @click.option(
     "--output",
@@ -103,6 +106,7 @@ def bench(
     ranks: int | None,
     sizes: list[int] | None,
     dtype: str | None,
+    device: str | None,
     seconds: float,
     output: Path | None,
     plot: Path | None,
@@ -112,16 +116,17 @@ def bench(
 
     Prints for each collective and size the latency (median, least and greatest of several series, on the slowest
     rank), the bandwidth, and the bandwidth on the bus: what a wire must carry for a perfect algorithm. Ways are timed
-    in turns: `auto` is what scripts get, `mpi` is MPI alone, `shared` the memory that the ranks of a node share. Every
-    result is checked first. COLLECTIVE is one or more of all_reduce, reduce_scatter, all_gather, broadcast, reduce,
-    all_to_all, shift, send and barrier [default: all].
+    in turns: `auto` is what scripts get, `mpi` is MPI alone, `shared` the memory that the ranks of a node share; with
+    --device `nccl`, `mpi` on device memory and `staged` through the host. Every result is checked first. COLLECTIVE is
+    one or more of all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, shift, send and barrier
+    [default: all].
 
     Inside a node, arrays can go through MPI or through memory that the ranks share; which is faster depends on size,
     number of ranks, MPI and machine. `--tune` times both, some 20 s for each number of ranks (2, 4, ... and N), and
     writes a table that every later run of yours on this machine reads. Nothing else should run meanwhile.
     """
     if tune:
-        given = {"COLLECTIVE": collectives, "--sizes": sizes, "--dtype": dtype, "--plot": plot}
+        given = {"COLLECTIVE": collectives, "--sizes": sizes, "--dtype": dtype, "--device": device, "--plot": plot}
         wrong = next((name for name, value in given.items() if value), None)
         if wrong:
             raise click.UsageError(f"{wrong} and --tune do not go together: --tune measures what its table needs")
@@ -145,6 +150,7 @@ def bench(
     sizes = Sizes().convert("64:64MiB", None, None) if sizes is None else sizes
     words = [*collectives, f"--sizes={','.join(map(str, sizes))}", f"--dtype={dtype or 'float32'}"]
     words += [f"--seconds={seconds}", *(["--json"] if as_json else [])]
+    words += [f"--device={device}"] if device else []
     words += [f"--plot={plot.absolute()}"] if plot is not None else []
     return on_ranks(TIMING, words, ranks)
 

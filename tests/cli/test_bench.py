@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from fuel_parallel.backends import available_devices
 from fuel_parallel.comm.speed import collectives as speed
 from fuel_parallel.comm.speed.tuning import describe, sizes, threshold
 from fuel_parallel.comm.thresholds import KINDS, NEVER, read_table
@@ -107,7 +108,16 @@ def test_a_wrong_result_is_found() -> None:
             return x + 1
 
     Wrong.__abstractmethods__ = frozenset()
-    assert not speed.COLLECTIVES["broadcast"].make(Wrong(), 4, np.dtype(np.float32)).check()
+    assert not speed.COLLECTIVES["broadcast"].make(Wrong(), speed.Place(), 4, np.dtype(np.float32)).check()
+
+
+def test_a_device_that_is_not_there_is_named(fuelrun) -> None:
+    if any(name.startswith("cuda") for name in available_devices()):
+        pytest.skip("there is a CUDA device here")
+    done = fuelrun.run("bench", "all_reduce", "-n", "2", "--device", "cuda")
+    assert done.returncode == 1
+    assert "--device cuda: there is none on" in done.stderr
+    assert "which has cpu" in done.stderr
 
 
 @pytest.mark.parametrize(

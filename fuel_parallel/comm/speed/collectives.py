@@ -13,11 +13,39 @@ from typing import Any
 
 import numpy as np
 
+from fuel_parallel.backends.device_memory import DeviceMemory
 from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.speed.timing import Call
 from fuel_parallel.comm.transport import Host, Transport
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.partitioning import partition
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the arrays of a rank are: on the host, or in the memory of a device."""
+
+    memory: DeviceMemory | None = None
+
+    @property
+    def xp(self) -> Any:
+        """The module of its arrays."""
+        return np if self.memory is None else self.memory.array_module
+
+    def put(self, host: Host) -> Array:
+        """An array with these values."""
+        return host.copy() if self.memory is None else self.xp.asarray(host)
+
+    def get(self, array: Array) -> Host:
+        """The values of an array."""
+        return np.asarray(array) if self.memory is None else np.asarray(array.get())
+
+    def finish(self) -> None:
+        """Waits until all is done that was begun there."""
+        if self.memory is not None:
+            self.memory.stream().synchronize()
 
 
 @dataclass(frozen=True)
@@ -26,20 +54,22 @@ class Case:
 
     Args:
         call: Makes the call and gives its result.
+        place: Where its arrays are.
         arrays: What goes in; zeros are timed, for sums of sums would overflow.
         expected: What `call` must give on this rank, if it gives anything.
         ways: One-way trips of a call.
     """
 
     call: Call
-    arrays: tuple[Host, ...] = ()
+    place: Place
+    arrays: tuple[Array, ...] = ()
     expected: Host | None = None
     trips: int = 1
 
     def check(self) -> bool:
         """Makes one call; whether its result is right. Leaves zeros in the arrays."""
         result = self.call()
-        right = self.expected is None or np.array_equal(np.asarray(result).reshape(-1), self.expected.reshape(-1))
+        right = self.expected is None or np.array_equal(self.place.get(result).reshape(-1), self.expected.reshape(-1))
         for array in self.arrays:
             array[...] = 0
         return right
@@ -50,13 +80,13 @@ class Collective:
     """How a collective is timed.
 
     Args:
-        make: The case for a transport, a number of elements and a dtype.
+        make: The case for a transport, a place for arrays, a number of elements and a dtype.
         bus: The factor of the bus bandwidth for so many ranks.
         counted: What the bytes are.
         shared: Whether a node's shared memory is a way of its own.
     """
 
-    make: Callable[[Transport, int, DType], Case]
+    make: Callable[[Transport, Place, int, DType], Case]
     bus: Callable[[int], float]
     counted: str
     shared: bool = False
@@ -81,56 +111,59 @@ def _mine(size: int, t: Transport) -> slice:
     return slice(part.start, part.stop)
 
 
-def _all_reduce(t: Transport, size: int, dtype: DType) -> Case:
+def _all_reduce(t: Transport, place: Place, size: int, dtype: DType) -> Case:
     # As plans do: in place, in memory that the transport thinks best.
     memory = t.allocate(size * dtype.itemsize)
-    x = np.empty(size, dtype) if memory is None else memory.view(dtype)
-    x[...] = pattern(size, t.rank, dtype)
-    return Case(lambda: t.start_all_reduce(x, ReduceOp.SUM, reuse=True).wait(), (x,), _total(size, t.ranks, dtype))
+    x = place.put(pattern(size, t.rank, dtype)) if memory is None else memory.view(dtype)
+    if memory is not None:
+        x[...] = pattern(size, t.rank, dtype)
+    return Case(
+        lambda: t.start_all_reduce(x, ReduceOp.SUM, reuse=True).wait(), place, (x,), _total(size, t.ranks, dtype)
+    )
 
 
-def _reduce(t: Transport, size: int, dtype: DType) -> Case:
-    x = pattern(size, t.rank, dtype)
-    return Case(lambda: t.reduce(x, ReduceOp.SUM, 0), (x,), None if t.rank else _total(size, t.ranks, dtype))
+def _reduce(t: Transport, place: Place, size: int, dtype: DType) -> Case:
+    x = place.put(pattern(size, t.rank, dtype))
+    return Case(lambda: t.reduce(x, ReduceOp.SUM, 0), place, (x,), None if t.rank else _total(size, t.ranks, dtype))
 
 
-def _broadcast(t: Transport, size: int, dtype: DType) -> Case:
-    x = pattern(size, t.rank, dtype)
-    return Case(lambda: t.broadcast(x, 0), (x,), pattern(size, 0, dtype))
+def _broadcast(t: Transport, place: Place, size: int, dtype: DType) -> Case:
+    x = place.put(pattern(size, t.rank, dtype))
+    return Case(lambda: t.broadcast(x, 0), place, (x,), pattern(size, 0, dtype))
 
 
-def _all_gather(t: Transport, size: int, dtype: DType) -> Case:
+def _all_gather(t: Transport, place: Place, size: int, dtype: DType) -> Case:
     rows = _rows(size, t.ranks)
-    x = pattern(size, 0, dtype)[_mine(size, t)].copy()
-    return Case(lambda: t.all_gather(x, rows), (x,), pattern(size, 0, dtype))
+    x = place.put(pattern(size, 0, dtype)[_mine(size, t)])
+    return Case(lambda: t.all_gather(x, rows), place, (x,), pattern(size, 0, dtype))
 
 
-def _reduce_scatter(t: Transport, size: int, dtype: DType) -> Case:
+def _reduce_scatter(t: Transport, place: Place, size: int, dtype: DType) -> Case:
     rows = _rows(size, t.ranks)
-    x = pattern(size, t.rank, dtype)
+    x = place.put(pattern(size, t.rank, dtype))
     expected = _total(size, t.ranks, dtype)[_mine(size, t)]
-    return Case(lambda: t.reduce_scatter(x, ReduceOp.SUM, rows), (x,), expected)
+    return Case(lambda: t.reduce_scatter(x, ReduceOp.SUM, rows), place, (x,), expected)
 
 
-def _all_to_all(t: Transport, size: int, dtype: DType) -> Case:
+def _all_to_all(t: Transport, place: Place, size: int, dtype: DType) -> Case:
     rows = _rows(size, t.ranks)
-    x = pattern(size, t.rank, dtype)
+    x = place.put(pattern(size, t.rank, dtype))
     blocks = [x[part.start : part.stop] for part in partition(size, t.ranks)]
     shapes = [(rows[t.rank],)] * t.ranks
     expected = np.concatenate([pattern(size, r, dtype)[_mine(size, t)] for r in range(t.ranks)])
     most = max(rows) * t.ranks * dtype.itemsize
-    return Case(lambda: np.concatenate(t.all_to_all(blocks, shapes, most)), (x,), expected)
+    return Case(lambda: place.xp.concatenate(t.all_to_all(blocks, shapes, most)), place, (x,), expected)
 
 
-def _shift(t: Transport, size: int, dtype: DType) -> Case:
-    x = pattern(size, t.rank, dtype)
+def _shift(t: Transport, place: Place, size: int, dtype: DType) -> Case:
+    x = place.put(pattern(size, t.rank, dtype))
     dest, source = (t.rank + 1) % t.ranks, (t.rank - 1) % t.ranks
-    return Case(lambda: t.exchange(x, dest, source), (x,), pattern(size, source, dtype))
+    return Case(lambda: t.exchange(x, dest, source), place, (x,), pattern(size, source, dtype))
 
 
-def _send(t: Transport, size: int, dtype: DType) -> Case:
+def _send(t: Transport, place: Place, size: int, dtype: DType) -> Case:
     """There and back between the first rank and the last."""
-    x = pattern(size, t.rank, dtype)
+    x = place.put(pattern(size, t.rank, dtype))
     last = t.ranks - 1
 
     def call() -> Any:
@@ -144,11 +177,11 @@ def _send(t: Transport, size: int, dtype: DType) -> Case:
         return x
 
     expected = pattern(size, 0 if t.rank == last else t.rank, dtype)
-    return Case(call, (x,), expected, trips=2)
+    return Case(call, place, (x,), expected, trips=2)
 
 
-def _barrier(t: Transport, size: int, dtype: DType) -> Case:
-    return Case(t.barrier)
+def _barrier(t: Transport, place: Place, size: int, dtype: DType) -> Case:
+    return Case(t.barrier, place)
 
 
 COLLECTIVES: dict[str, Collective] = {

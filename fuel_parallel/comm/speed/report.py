@@ -39,6 +39,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     nodes: int
     dtype: str
+    device: str = "cpu"
     timings: tuple[Timing, ...]
     skipped: tuple[Skipped, ...]
 
@@ -46,7 +47,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def title(collective: str, report: Report, counted: str) -> Iterator[str]:
     """The lines above the table of a collective."""
     nodes = "1 node" if report.nodes == 1 else f"{report.nodes} nodes"
-    yield f"# {collective}, {report.dtype}, {report.ranks} ranks on {nodes}, {report.mpi}; bytes: {counted}"
+    where = f" on {report.device}" * (report.device != "cpu")
+    yield f"# {collective}, {report.dtype}{where}, {report.ranks} ranks on {nodes}, {report.mpi}; bytes: {counted}"
     columns = ("latency us", "min", "max", "alg GB/s", "bus GB/s", "calls")
     yield f"#{'bytes':>11}  {'way':<7}" + "".join(f"{name:>12}" for name in columns)
 
@@ -81,7 +83,9 @@ def plot(report: Report, path: Path) -> None:
         raise ArgumentError("a plot is over sizes, but none of these collectives has any")
     names = list(dict.fromkeys(t.collective for t in sized))
     figure = Figure(figsize=(10, 3.2 * len(names)), layout="constrained")
-    figure.suptitle(f"{report.dtype}, {report.ranks} ranks, {report.mpi}\n{report.machine}", fontsize=10)
+    figure.suptitle(
+        f"{report.dtype} on {report.device}, {report.ranks} ranks, {report.mpi}\n{report.machine}", fontsize=10
+    )
     axes = figure.subplots(len(names), 2, squeeze=False)
     for name, (latency, bandwidth) in zip(names, axes, strict=True):
         for way in dict.fromkeys(t.way for t in sized if t.collective == name):

@@ -19,20 +19,24 @@ MOST_CALLS = 100
 """Calls of one series at most."""
 
 
-def series(comm: MPI.Comm, call: Call, calls: int) -> float:
-    """Seconds of so many calls, one after the other, on the rank where they took longest. A collective call."""
+def series(comm: MPI.Comm, call: Call, calls: int, finish: Call = lambda: None) -> float:
+    """Seconds of so many calls, one after the other, on the rank where they took longest. A collective call.
+
+    `finish` waits for what calls have only begun.
+    """
     from mpi4py import MPI
 
     comm.Barrier()
     begin = time.perf_counter()
     for _ in range(calls):
         call()
+    finish()
     return float(comm.allreduce(time.perf_counter() - begin, MPI.MAX))
 
 
-def calls_of_series(comm: MPI.Comm, call: Call, seconds: float) -> int:
+def calls_of_series(comm: MPI.Comm, call: Call, seconds: float, finish: Call = lambda: None) -> int:
     """How many calls a series has, so that ten series take `seconds`. A collective call, which makes one call."""
-    once = series(comm, call, 1)
+    once = series(comm, call, 1, finish)
     return int(comm.bcast(max(1, min(MOST_CALLS, int(seconds / 10 / once)))))
 
 
