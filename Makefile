@@ -3,7 +3,8 @@
 #   make demo          trains a small GPT on two ranks
 #   make test          unit tests, MPI tests on 1 to 4 ranks (Open MPI), doctests
 #   make test-mpich    the MPI tests under MPICH, in an environment of its own
-#   make stress        what takes too long for every change: all tests of the runtime with each pass switched off
+#   make stress        what takes too long for every change: all tests of the runtime with each pass switched off,
+#                      and placements against many random searches
 #   make lint types    ruff; mypy on the installed package
 #   make docs          the documentation, into docs/_build/html
 #   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)
@@ -77,6 +78,7 @@ test-mpich: $(MPICH_VENV)/test.stamp
 
 stress: $(VENV)/test.stamp
 	@$(begin_parts); \
+	part "placement, many searches" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/topology/test_placement.py $(PYTEST_OPTIONS); \
 	for passes in none $(addprefix -,$(PASSES)); do \
 	    export FUEL_PASSES=$$passes; \
 	    part "unit tests, FUEL_PASSES=$$passes" $(VENV)/bin/python -m pytest $(PASSES_TESTS) $(PYTEST_OPTIONS); \

@@ -15,7 +15,7 @@ AT_ONCE = 1 << 20
 
 
 class Batch:
-    """Costs in us of assignments: arrays [M, ranks] of places in `devices`. Infinite: unknown, or against a constraint."""
+    """Costs in us of assignments: arrays [M, ranks] of places in `devices`. Infinite: unknown, or not allowed."""
 
     def __init__(self, network: Network, devices: Sequence[int], axes: Sequence[MeshAxis]) -> None:
         self.devices, self.axes = list(devices), tuple(axes)
@@ -44,6 +44,15 @@ class Batch:
         n = self._devices
         slowest = np.where(np.isfinite(self._latencies), self._costs.max(axis=1, initial=0.0), np.inf)
         return self._latencies.reshape(n, n), slowest.reshape(n, n)
+
+    def same_after(self, order: list[int]) -> bool:
+        """Whether assignments cost the same when device i takes the place of device `order[i]`."""
+        n, links = self._devices, self._costs.shape[1]
+        pairs = np.arange(n * n).reshape(n, n)[np.ix_(order, order)].ravel()
+        if not np.array_equal(self._latencies[pairs], self._latencies):
+            return False
+        before, after = self._costs, self._costs[pairs]
+        return links == 0 or np.array_equal(before[:, np.lexsort(before)], after[:, np.lexsort(after)])
 
     def _axis_cost(self, number: int, assignments: Array, known: int | None) -> Array:
         axis, groups = self.axes[number], self._groups[number]
@@ -78,4 +87,3 @@ class Batch:
             if len(members) > 1:
                 wrong |= (machine[:, members] != machine[:, members[:1]]).any(axis=1)
         return wrong
-

@@ -76,7 +76,7 @@ def memory_of(model: TransformerModel, strategy: Strategy) -> Memory:
     >>> gpt3 = TransformerModel(layers=96, hidden=12288, heads=96, sequence=2048, global_batch=64, vocabulary=51200)
     >>> split = Strategy(dp=1, pp=8, tp=8, micro_batch=1, sequence_parallel=True, recompute=Recompute.SELECTIVE)
     >>> round(memory_of(gpt3, split).activations / 2**30, 1)
-    10.1
+    9.6
     """
     count = stage_parameters(model, strategy)
     width = 4 if model.dtype is Precision.FLOAT32 else 2
@@ -121,7 +121,7 @@ def layer_activations(model: TransformerModel, strategy: Strategy) -> float:
 
 
 def _activations(model: TransformerModel, strategy: Strategy) -> float:
-    """On the first stage: 1F1B holds pp micro-batches there, interleaving (1 + (p-1)/(pm)) times as much (section 4.2.3)."""
+    """On the first stage: 1F1B holds pp micro-batches, interleaving (1 + (p-1)/(pm)) times as much (section 4.2.3)."""
     s, b, h, t, p = model.sequence, strategy.micro_batch, model.hidden, strategy.tp, strategy.pp
     width = 4 if model.dtype is Precision.FLOAT32 else 2
     waiting = min(1.0, strategy.micro_batches(model) / p)

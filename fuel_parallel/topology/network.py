@@ -2,22 +2,21 @@
 
 Transfers that pass one link at the same time share it. Ways are worked out by class, not by pair: machines that are
 alike once, from each device to the network card by which it leaves its machine once, and between the switches to which
-machines are attached once; a way between two devices of different machines is put together from these. Between switches, data is
-spread evenly over equal ways, as networks do. The cost of 4,096 devices therefore takes no millions of searches.
+machines are attached once; a way between devices of two machines is put together from these. Between switches, data
+is spread evenly over equal ways, as networks do. The cost of 4,096 devices therefore takes no millions of searches.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from typing import Any
 
 import numpy as np
 
-from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Link
-from fuel_parallel.topology.routes import Route, Router, likely_width
+from fuel_parallel.topology.model import DeviceInfo
 from fuel_parallel.topology.topology import MB, DeviceTopology
+from fuel_parallel.topology.ways import Core, Inside
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EMPTY, UNKNOWN = 0, 1
@@ -39,10 +38,10 @@ class Network:
         self._known: Array = np.zeros(0, dtype=bool)
         self._orders: dict[tuple[int, tuple[int, ...]], Array] = {}
         self._read_machines()
-        self._core = _Core(topology, self._outside)
+        self._core = Core(topology, self._outside)
 
     def step(self, sources: Array, targets: Array, fractions: Array | float) -> tuple[float, float]:
-        """Alpha (us) and beta (us a byte) of transfers at the same time; infinite if a bandwidth on a way is unknown."""
+        """Alpha (us) and beta (us a byte) of transfers at the same time; infinite if a bandwidth is unknown."""
         ways = self._ways(sources, targets)
         flat_links, flat_parts, flat_segments, latencies, known, us_per_byte = self._flattened()
         if not known[ways].all():
@@ -115,11 +114,11 @@ class Network:
         self._local = np.zeros(n, dtype=np.int64)
         self._outer = np.full(n, -1, dtype=np.int64)
         self._up, self._down = (np.full(n, UNKNOWN, dtype=np.int64) for _ in range(2))
-        self._machines: list[tuple[list[str], list[str], _Inside]] = []
-        alike: dict[object, _Inside] = {}
+        self._machines: list[tuple[list[str], list[str], Inside]] = []
+        alike: dict[object, Inside] = {}
         for number, (node, parts) in enumerate(machines.items()):
             devices = [part for part in parts if part in self.index]
-            inside = _Inside(self.topology, parts, devices, self._inner_outside if node else {})
+            inside = Inside(self.topology, parts, devices, self._inner_outside if node else {})
             inside = alike.setdefault(inside.signature, inside)
             self._machines.append((parts, devices, inside))
             for place, device in enumerate(devices):
@@ -132,7 +131,7 @@ class Network:
             for place, device in enumerate(devices):
                 self._leave(self.index[device], parts, inside, place)
 
-    def _leave(self, i: int, parts: list[str], inside: _Inside, place: int) -> None:
+    def _leave(self, i: int, parts: list[str], inside: Inside, place: int) -> None:
         """Notes by which card a device leaves its machine."""
         exits = [
             (-min(width, self._width(parts[end], outer)), latency, end, outer)
@@ -165,7 +164,9 @@ class Network:
         """Three segments for each transfer."""
         same = self.machine[sources] == self.machine[targets]
         inner = self._inner[sources, self._local[targets] * same]
-        for i, j in {(int(a), int(b)) for a, b in zip(sources[same & (inner < 0)], targets[same & (inner < 0)], strict=True)}:
+        for i, j in {
+            (int(a), int(b)) for a, b in zip(sources[same & (inner < 0)], targets[same & (inner < 0)], strict=True)
+        }:
             self._inner[i, self._local[j]] = self._inside(i, j)
         inner = self._inner[sources, self._local[targets] * same]
         u, v = self._outer[sources], self._outer[targets]
@@ -244,107 +245,6 @@ class Network:
             us_per_byte = np.array(self._us_per_byte or [0.0])
             self._flat = (*self._chunks, self._known, np.where(np.isfinite(us_per_byte), us_per_byte, 0.0))
         return self._flat
-
-
-class _Inside:
-    """The ways inside of a machine, its parts by number, so that machines that are alike can share them."""
-
-    def __init__(
-        self, topology: DeviceTopology, parts: list[str], devices: list[str], outside: dict[str, int]
-    ) -> None:
-        number = {part: i for i, part in enumerate(parts)}
-        links: dict[str, dict[str, Link]] = {}
-        ends: list[str] = []
-        doors: list[int] = []
-        for part, i in number.items():
-            of_part = topology.links_of(part)
-            links[str(i)] = {str(number[t]): link for t, link in of_part.items() if t in number}
-            info = topology.part(part)
-            if isinstance(info, DeviceInfo) and info.kind is not DeviceKind.CPU:
-                ends.append(str(i))
-            if any(target in outside and target not in number for target in of_part):
-                doors.append(i)
-        self._places = [number[device] for device in devices]
-        self._doors = doors
-        self._router = Router(links, ends)
-        rows = tuple((i, tuple(sorted(row.items(), key=lambda item: item[0]))) for i, row in links.items())
-        self.signature = (rows, tuple(ends), tuple(doors), tuple(self._places))
-        self._exits: dict[int, list[tuple[float, float, int]]] = {}
-
-    def between(self, a: int, b: int) -> list[int]:
-        """The way between two devices, by their place."""
-        return self.way(a, self._places[b])
-
-    def way(self, place: int, end: int) -> list[int]:
-        return _numbers(self._router.route(str(self._places[place]), str(end)))
-
-    def way_back(self, end: int, place: int) -> list[int]:
-        return _numbers(self._router.route(str(end), str(self._places[place])))
-
-    def exits(self, place: int) -> list[tuple[float, float, int]]:
-        """Width, latency and part of each way to a part with links to the outside."""
-        if place not in self._exits:
-            found = []
-            for door in self._doors:
-                route = self._router.route(str(self._places[place]), str(door))
-                if route is not None:
-                    # Where the width is unknown, a way is taken only if there is no other.
-                    found.append((route.bandwidth_mb_s or 1e-9, (route.latency_us or 0.0) + 1e-3 * len(route.links), door))
-            self._exits[place] = found
-        return self._exits[place]
-
-
-class _Core:
-    """The switches between machines, and the equal ways from one to another."""
-
-    def __init__(self, topology: DeviceTopology, outside: list[str]) -> None:
-        inside = set(outside)
-        self._links = {part: {t: x for t, x in topology.links_of(part).items() if t in inside} for part in outside}
-        self._router = Router(self._links, ())
-        self._found: dict[tuple[str, float], tuple[dict[str, tuple[float, int]], dict[str, list[str]]]] = {}
-
-    def way(self, source: str, target: str) -> tuple[dict[tuple[str, str], float], float] | None:
-        """The share of the data that each link carries, and the latency; None if there is no way."""
-        if source == target:
-            return {}, 0.0
-        width = self._router.widths(source).get(target)
-        if width is None:
-            return None
-        best, came = self._shortest(source, width)
-        shares: dict[tuple[str, str], float] = {}
-        amount = {target: 1.0}
-        for part in sorted(best, key=lambda p: best[p], reverse=True):
-            for before in came.get(part, ()) if part in amount else ():
-                part_of = amount[part] / len(came[part])
-                shares[before, part] = part_of
-                amount[before] = amount.get(before, 0.0) + part_of
-        return shares, best[target][0]
-
-    def _shortest(self, source: str, width: float) -> tuple[dict[str, tuple[float, int]], dict[str, list[str]]]:
-        """Latency and links to each part over links that are wide enough, and from where all equal ways come."""
-        if (source, width) not in self._found:
-            best: dict[str, tuple[float, int]] = {source: (0.0, 0)}
-            came: dict[str, list[str]] = {}
-            heap = [(0.0, 0, source)]
-            while heap:
-                latency, hops, part = heapq.heappop(heap)
-                if (latency, hops) > best[part]:
-                    continue
-                for neighbour, link in self._links[part].items():
-                    cost = latency + (link.latency_us or 0.0), hops + 1
-                    if likely_width(link) < width or cost > best.get(neighbour, (math.inf, 0)):
-                        continue
-                    if cost < best.get(neighbour, (math.inf, 0)):
-                        best[neighbour], came[neighbour] = cost, []
-                        heapq.heappush(heap, (*cost, neighbour))
-                    if part not in came[neighbour]:
-                        came[neighbour].append(part)
-            self._found[source, width] = best, came
-        return self._found[source, width]
-
-
-def _numbers(route: Route | None) -> list[int]:
-    return [] if route is None else [int(part) for part in route.parts]
 
 
 def _telling(costs: Array) -> Array:

@@ -136,9 +136,7 @@ def place(
 
 
 class _Placing:
-    def __init__(
-        self, model: CostModel, axes: tuple[MeshAxis, ...], ranks: int, usable: list[int], seed: int
-    ) -> None:
+    def __init__(self, model: CostModel, axes: tuple[MeshAxis, ...], ranks: int, usable: list[int], seed: int) -> None:
         self.model, self.axes, self.ranks, self.usable, self.seed = model, axes, ranks, usable, seed
         self.groups = groups_of(axes)
 
@@ -148,7 +146,10 @@ class _Placing:
         from fuel_parallel.topology.nested_order import nested_order, nestings
 
         linear = np.array(self.usable[: self.ranks], dtype=np.int64)
-        starts = [("the order of the topology", linear), *nestings(self.axes, nested_order(self.model.network, self.usable))]
+        starts = [
+            ("the order of the topology", linear),
+            *nestings(self.axes, nested_order(self.model.network, self.usable)),
+        ]
         costs = [self.cost(start) for _, start in starts]
         at = min(range(len(starts)), key=lambda i: costs[i])
         name, chosen = starts[at]
@@ -175,7 +176,7 @@ class _Placing:
 
             known = min(as_places, key=lambda start: float(batch.cost(start[None])[0]))
             names = [self.model.network.devices[i] for i in self.usable]
-            found = exact(batch, self.ranks, known, representatives(self.model.topology, names))
+            found = exact(batch, self.ranks, known, representatives(self.model.topology, names, batch))
             return "exact", devices[found]
         from fuel_parallel.topology.search_local import assigned_by_scipy, local_search
 
@@ -241,7 +242,9 @@ class _Placing:
         if before is None or after is None:
             words.append("the cost of the devices in their own order is unknown")
         elif after < before * (1 - 1e-9):
-            words.append(f"{before / after if after else math.inf:.2f} times less than the devices in their own order; by {name}")
+            words.append(
+                f"{before / after if after else math.inf:.2f} times less than the devices in their own order; by {name}"
+            )
         else:
             words.append("the devices in their own order are as good")
         machine = self.model.network.machine[chosen]

@@ -166,7 +166,7 @@ def _timed(
             layouts[sizes] = [Layout(cost, devices, axes) for axes in orders]
         timed = [(step_time(model, strategy, memory, layout, tflops, efficiency), layout) for layout in layouts[sizes]]
         time, layout = min(timed, key=lambda one: one[0].total())
-        if not math.isinf(time.total()):
+        if math.isfinite(time.total()):
             found.append((time, strategy, memory, layout))
     return found
 
@@ -191,7 +191,11 @@ def _mesh(model: TransformerModel, strategy: Strategy, memory: Memory, layout: L
     layers = model.layers // strategy.pp
     traffic = {
         "dp": (memory.gradients, Collective.ALL_REDUCE, 1),
-        "pp": (message // (strategy.tp if strategy.sequence_parallel else 1), Collective.P2P, 2 * strategy.chunks * count),
+        "pp": (
+            message // strategy.tp,
+            Collective.P2P,
+            2 * strategy.chunks * count,
+        ),
         "tp": (message, Collective.ALL_REDUCE, (6 if strategy.recompute is Recompute.FULL else 4) * layers * count),
     }
     return tuple(
@@ -234,6 +238,6 @@ def _misfit(model: TransformerModel, devices: int, tightest: float, limit: int) 
             f"of {model.global_batch} evenly; change the global batch or the number of devices"
         )
     return (
-        f"the model does not fit on {devices} devices: the most frugal strategy needs {tightest / 2**30:.1f} GiB a device, "
-        f"and {limit / 2**30:.1f} GiB are usable; take more devices or a smaller model"
+        f"the model does not fit on {devices} devices: the most frugal strategy needs {tightest / 2**30:.1f} GiB "
+        f"a device, and {limit / 2**30:.1f} GiB are usable; take more devices or a smaller model"
     )

@@ -8,12 +8,12 @@ an automorphism of the machine maps onto each other the first rank tries one onl
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from fuel_parallel.topology.batch import Batch
-from fuel_parallel.topology.model import DeviceInfo
+from fuel_parallel.topology.model import DeviceInfo, Link
 from fuel_parallel.topology.network import Array
 from fuel_parallel.topology.topology import DeviceTopology
 
@@ -37,12 +37,7 @@ def exact(batch: Batch, ranks: int, known: Array, first: list[int] | None = None
             return np.asarray(partial[cost.argmin()])
         # Sums are rounded; what looks equal is as good as known.
         partial = partial[cost < limit * (1 - 1e-12)]
-    return known if ranks > 1 or not len(partial) else _one(batch, partial, known)
-
-
-def _one(batch: Batch, partial: Array, known: Array) -> Array:
-    cost = batch.cost(partial)
-    return partial[cost.argmin()] if cost.min() < batch.cost(known[None])[0] else known
+    return known
 
 
 def _grown(partial: Array, devices: int) -> Array:
@@ -50,13 +45,15 @@ def _grown(partial: Array, devices: int) -> Array:
     rows = np.repeat(partial, devices, axis=0)
     more = np.tile(np.arange(devices), len(partial))[:, None]
     free = (rows != more).all(axis=1)
-    return np.concatenate([rows, more], axis=1)[free]
+    grown: Array = np.concatenate([rows, more], axis=1)[free]
+    return grown
 
 
-def representatives(topology: DeviceTopology, devices: list[str]) -> list[int]:
+def representatives(topology: DeviceTopology, devices: list[str], batch: Batch) -> list[int]:
     """Places in `devices`, one for each set of devices that automorphisms of the topology map onto each other.
 
-    Whether there is one is searched part by part, for small topologies only; in doubt devices count as different.
+    Whether there is one is searched part by part, for small topologies only, and of those found only one that leaves
+    all costs as they are counts (of equal ways, one is taken). In doubt devices count as different.
     """
     description = topology.description()
     parts = [part.id for part in description.parts]
@@ -65,14 +62,20 @@ def representatives(topology: DeviceTopology, devices: list[str]) -> list[int]:
     links = {part: topology.links_of(part) for part in parts}
     usable = set(devices)
     colour: dict[str, object] = {
-        part.id: (type(part).__name__, part.id in usable, part.kind if isinstance(part, DeviceInfo) else None, bool(part.node))
+        part.id: (
+            type(part).__name__,
+            part.id in usable,
+            part.kind if isinstance(part, DeviceInfo) else None,
+            bool(part.node),
+        )
         for part in description.parts
     }
     machine = {part.id: part.node for part in description.parts}
     # Colour refinement: parts differ when their neighbours do.
     for _ in range(len(parts)):
         finer = {
-            part: (colour[part], tuple(sorted(repr((link, colour[t])) for t, link in links[part].items()))) for part in parts
+            part: (colour[part], tuple(sorted(repr((link, colour[t])) for t, link in links[part].items())))
+            for part in parts
         }
         names = {key: i for i, key in enumerate(sorted(set(finer.values()), key=repr))}
         new: dict[str, object] = {part: names[finer[part]] for part in parts}
@@ -82,15 +85,21 @@ def representatives(topology: DeviceTopology, devices: list[str]) -> list[int]:
             break
     found: list[int] = []
     for place, device in enumerate(devices):
-        if not any(_mapped(devices[other], device, parts, links, colour, machine) for other in found):
+        images = (_mapped(devices[other], device, parts, links, colour, machine) for other in found)
+        if not any(image and batch.same_after([devices.index(image[name]) for name in devices]) for image in images):
             found.append(place)
     return found
 
 
 def _mapped(
-    a: str, b: str, parts: list[str], links: dict[str, dict[str, object]], colour: dict[str, object], machine: dict[str, str]
-) -> bool:
-    """Whether an automorphism maps a onto b. Gives up, with False, after some thousand steps."""
+    a: str,
+    b: str,
+    parts: list[str],
+    links: Mapping[str, Mapping[str, Link]],
+    colour: dict[str, object],
+    machine: dict[str, str],
+) -> dict[str, str] | None:
+    """An automorphism that maps a onto b, part by part; None if there is none, or none in some thousand steps."""
     order = [a, *(part for part in _connected(a, links) if part != a)]
     order += [part for part in parts if part not in set(order)]
     steps = itertools.count()
@@ -119,10 +128,10 @@ def _mapped(
                 del image[order[k]]
         return False
 
-    return extend(0)
+    return image if extend(0) else None
 
 
-def _connected(start: str, links: dict[str, dict[str, object]]) -> Iterator[str]:
+def _connected(start: str, links: Mapping[str, Mapping[str, Link]]) -> Iterator[str]:
     seen, queue = {start}, [start]
     for part in queue:
         yield part

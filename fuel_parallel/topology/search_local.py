@@ -1,8 +1,8 @@
 """Good assignments of some dozens of ranks: swaps of two from several starts, with the same result on every run.
 
 Starts are those that a caller knows, and what `scipy.optimize.quadratic_assignment` finds (Vogelstein et al., "Fast
-approximate quadratic programming for graph matching", PLoS ONE 10, 2015). From each, the best swap of two ranks, or of a
-rank and a free device, is made until none is better; then a few random swaps shake the best one, and so on.
+approximate quadratic programming for graph matching", PLoS ONE 10, 2015). From each, the best swap of two ranks, or of
+a rank and a free device, is made until none is better; then a few random swaps shake the best one, and so on.
 """
 
 from __future__ import annotations

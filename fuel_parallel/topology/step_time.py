@@ -1,8 +1,8 @@
 """How long a training step takes: matrix products, communication that nothing hides, and the pipeline's bubble.
 
 After Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM" (2021,
-arXiv:2104.04473): two all-reduces over tp in each layer forward and two backward (section 2.3), a send between stages for each
-micro-batch and chunk, a bubble of (p-1)/v micro-batches (section 2.2), and the gradients over dp.
+arXiv:2104.04473): two all-reduces over tp in each layer forward and two backward (section 2.3), a send between stages
+for each micro-batch and chunk, a bubble of (p-1)/v micro-batches (section 2.2), and the gradients over dp.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     """What share of a device's peak matrix products reach: `most` for large ones, half of that when one side of the
-    product has `half_width` columns. An assumption, chosen by hand for GPUs of the A100's kind; measure yours.
+    product has `half_width` columns. Fitted by hand to the A100's iterations in table 5 of Korthikanti et al. (2022,
+    arXiv:2205.05198); for other devices an assumption, so measure yours.
 
     >>> round(Efficiency().of(tokens=2048, width=1536), 2)
-    0.61
+    0.62
     """
 
-    most: float = 0.75
-    half_width: float = 192.0
+    most: float = 0.85
+    half_width: float = 300.0
 
     def of(self, tokens: float, width: float) -> float:
         """For products of so many rows, and so many columns or less."""
@@ -92,16 +93,18 @@ def step_time(
     message = float(tokens * model.hidden * width)
     all_reduces = 4 + (2 if strategy.recompute is Recompute.FULL else 0)
     tp = layers * all_reduces * layout.us("tp", Collective.ALL_REDUCE, message)
-    sent = message / t if strategy.sequence_parallel else message
-    pp = 2 * strategy.chunks * layout.us("pp", Collective.P2P, sent)
+    # Each rank of tp sends its part of the activations, which the next stage's ranks gather (section 4.1).
+    pp = 2 * strategy.chunks * layout.us("pp", Collective.P2P, message / t)
     gradients = float(memory.gradients)
     if strategy.sharded_optimizer:
-        dp = layout.us("dp", Collective.REDUCE_SCATTER, gradients) + layout.us("dp", Collective.ALL_GATHER, memory.weights)
+        dp = layout.us("dp", Collective.REDUCE_SCATTER, gradients) + layout.us(
+            "dp", Collective.ALL_GATHER, memory.weights
+        )
     else:
         dp = layout.us("dp", Collective.ALL_REDUCE, gradients)
     return StepTime(
         compute=m * compute,
-        bubble=(p - 1) / strategy.chunks * (compute + tp + pp),
+        bubble=(p - 1) / strategy.chunks * (compute + tp + pp) if p > 1 else 0.0,
         tp=m * tp,
         pp=m * pp,
         dp=max(0.0, dp - 2 / 3 * compute),  # the last micro-batch's backward pass hides some of it

@@ -107,7 +107,9 @@ def line() -> DeviceTopology:
 
 def random_links() -> DeviceTopology:
     numbers = random.Random(5)
-    return linked((a, b, numbers.uniform(5, 60)) for a, b in itertools.combinations(range(8), 2) if numbers.random() < 0.6)
+    return linked(
+        (a, b, numbers.uniform(5, 60)) for a, b in itertools.combinations(range(8), 2) if numbers.random() < 0.6
+    )
 
 
 def mi250() -> DeviceTopology:
@@ -136,7 +138,9 @@ MACHINES: dict[str, Callable[[], DeviceTopology]] = {
 }
 
 
-def fat_tree(machines: int, shuffled: int | None = None, under_leaf: int = 16, spines: int = 8, uplink: float = 100) -> DeviceTopology:
+def fat_tree(
+    machines: int, shuffled: int | None = None, under_leaf: int = 16, spines: int = 8, uplink: float = 100
+) -> DeviceTopology:
     """Machines of eight A100-80GB with a card each, leaf switches, and spines."""
     t = DeviceTopology("fat tree")
     leaves = range(-(-machines // under_leaf))
@@ -150,7 +154,12 @@ def fat_tree(machines: int, shuffled: int | None = None, under_leaf: int = 16, s
     for n, g in places:
         t.add_device(
             DeviceInfo(
-                id=f"n{n}/cuda:{g}", node=f"n{n}", kind=DeviceKind.CUDA, name="A100-80GB", memory_bytes=80 * 2**30, tflops=312
+                id=f"n{n}/cuda:{g}",
+                node=f"n{n}",
+                kind=DeviceKind.CUDA,
+                name="A100-80GB",
+                memory_bytes=80 * 2**30,
+                tflops=312,
             )
         )
     for n in range(machines):

@@ -12,8 +12,7 @@ from fuel_parallel.errors import ArgumentError, TopologyError
 from fuel_parallel.topology import DeviceTopology, Interconnect, Link, Switch
 from fuel_parallel.topology.algorithms import Collective, algorithms
 from fuel_parallel.topology.cost import CostModel
-
-from tests.topology.machines import fat_tree, gpus, link, two_nodes
+from tests.topology.machines import fat_tree, gpus, two_nodes
 
 ALPHA, MB_S = 2.0, 1000.0
 
@@ -57,7 +56,10 @@ def test_steps_send_from_member_to_other_member_once_a_step(collective: Collecti
     for steps in algorithms(collective, members).values():
         for step in steps:
             assert len(step.sources) == len(step.targets) == len(set(step.sources)) == len(set(step.targets))
-            assert all(0 <= a < members and 0 <= b < members and a != b for a, b in zip(step.sources, step.targets, strict=True))
+            assert all(
+                0 <= a < members and 0 <= b < members and a != b
+                for a, b in zip(step.sources, step.targets, strict=True)
+            )
             assert 0 < step.fraction <= 1
 
 
@@ -125,7 +127,10 @@ def test_what_is_unknown_stays_unknown() -> None:
     t.add_link("cuda:0", "cuda:1", Link(interconnect=Interconnect.PCIE))
     model = CostModel(t)
     assert model.predict(Collective.ALL_REDUCE, ["cuda:0", "cuda:1"], 8) is None
-    assert model.unknown(["cuda:0", "cuda:1"]) == "the bandwidth from cuda:0 to cuda:1 is unknown: that of the link cuda:0 to cuda:1"
+    assert (
+        model.unknown(["cuda:0", "cuda:1"])
+        == "the bandwidth from cuda:0 to cuda:1 is unknown: that of the link cuda:0 to cuda:1"
+    )
     assert model.unknown(["cuda:0", "cuda:2"]) == "nothing is known of a way from cuda:0 to cuda:2"
     assert model.predict(Collective.ALL_REDUCE, ["cuda:0"], 8).us == 0.0
 

@@ -21,7 +21,6 @@ from fuel_parallel.topology.cost import CostModel
 from fuel_parallel.topology.mesh_axes import MeshAxis
 from fuel_parallel.topology.placement import Placement, place
 from fuel_parallel.topology.search_local import descend
-
 from tests.topology.machines import MACHINES, fat_tree, gpus, link, two_nodes
 
 STRESS = bool(os.environ.get("FUEL_STRESS"))
@@ -38,9 +37,9 @@ def mesh(*sizes: int) -> list[MeshAxis]:
     """The last axis sends much within its groups, the first one a gradient, one in between hands activations on."""
     names = {1: ["tp"], 2: ["dp", "tp"], 3: ["dp", "pp", "tp"]}[len(sizes)]
     traffic = {
-        "dp": dict(nbytes=64 << 20),
-        "pp": dict(nbytes=4 << 20, collective=Collective.P2P, count=8),
-        "tp": dict(nbytes=8 << 20, count=16),
+        "dp": {"nbytes": 64 << 20},
+        "pp": {"nbytes": 4 << 20, "collective": Collective.P2P, "count": 8},
+        "tp": {"nbytes": 8 << 20, "count": 16},
     }
     return [MeshAxis(name=name, size=size, **traffic[name]) for name, size in zip(names, sizes, strict=True)]
 
@@ -52,14 +51,10 @@ def test_few_ranks_are_placed_as_well_as_can_be(machine: str, shape: tuple[int, 
     axes = mesh(*shape)
     batch = Batch(model.network, range(8), axes)
     every = np.array(list(itertools.permutations(range(8), math.prod(shape))), dtype=np.int64)
-    if not STRESS and len(every) > 7000:  # a part of all, as it is long; `make stress` tries all
-        every = every[:: len(every) // 1500]
     least = batch.cost(every).min()
     placed = place(model, axes)
     assert placed.method == "exact"
-    assert placed.after_us() <= least * (1 + 1e-9)
-    if STRESS or len(every) <= 7000 and math.prod(shape) < 6:
-        assert placed.after_us() == pytest.approx(least, rel=1e-9)
+    assert placed.after_us() == pytest.approx(least, rel=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -87,8 +82,10 @@ def test_tp_groups_land_inside_nodes_and_cost_less_by_the_ratio_of_the_links() -
     before, after = (next(c.us for c in costs if c.axis == "tp") for costs in (placed.before, placed.after))
     model = CostModel(t)
     linear = t.device_ids()
-    crossing = [sum(t.device(a).node != t.device(b).node for a, b in zip(g, g[1:] + g[:1], strict=True)) / 2
-                for g in (linear[:4], linear[4:])]
+    crossing = [
+        sum(t.device(a).node != t.device(b).node for a, b in zip(g, g[1:] + g[:1], strict=True)) / 2
+        for g in (linear[:4], linear[4:])
+    ]
     # A ring over both machines crosses the one card of each as often as its neighbours are in different machines.
     ratio = 200 / 10 * sum(crossing)
     assert before / after <= ratio * 1.01
@@ -163,7 +160,9 @@ def test_devices_with_too_little_memory_are_left_out() -> None:
     for a, b in itertools.combinations(range(4), 2):
         t.add_link(f"cuda:{a}", f"cuda:{b}", link(20))
     assert "cuda:1" not in place(t, [MeshAxis(name="dp", size=3)], memory_bytes=10 << 30).devices
-    with pytest.raises(ArgumentError, match="the mesh has 4 ranks .* there are 3 usable devices with 10737418240 bytes"):
+    with pytest.raises(
+        ArgumentError, match=r"the mesh has 4 ranks .* there are 3 usable devices with 10737418240 bytes"
+    ):
         place(t, [MeshAxis(name="dp", size=4)], memory_bytes=10 << 30)
 
 
@@ -185,8 +184,10 @@ def test_a_placement_says_where_each_rank_goes() -> None:
     assert msgspec.json.decode(msgspec.json.encode(placed), type=Placement) == placed
     lines = placed.rankfile().splitlines()
     assert lines[0].startswith(f"rank 0={placed.nodes[0]} slot=")
-    assert len(set(line.partition("=")[2] for line in lines)) == 8
-    assert [f"{n}/cuda:{v}" for n, v in zip(placed.hosts(), placed.visible_devices(), strict=True)] == list(placed.devices)
+    assert len({line.partition("=")[2] for line in lines}) == 8
+    assert [f"{n}/cuda:{v}" for n, v in zip(placed.hosts(), placed.visible_devices(), strict=True)] == list(
+        placed.devices
+    )
 
 
 @pytest.mark.parametrize("axes", [[], [MeshAxis(name="a", size=1)] * 2, [MeshAxis(name="a", size=0)]])
