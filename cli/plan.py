@@ -16,7 +16,7 @@ HELP = """\b
 Examples:
   fuelrun plan --topology cluster.json --model model.toml
   fuelrun plan --topology cluster.json --model model.toml -o mesh.toml
-  fuelrun plan --topology cluster.json --model model.toml --tflops 312 --memory 80GiB --json
+  fuelrun plan --topology cluster.json --model model.toml --tflops 312 --memory 80 --json
 
 A model.toml has layers, hidden, heads, sequence, global_batch and vocabulary, and where they differ from a GPT's
 kv_heads, ffn, gated, tied, dtype, optimizer, flash_attention and dropout.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXACT = 50_000
 """Up to so many assignments the best one is found with certainty."""
 
-SEARCHED = 64
+SEARCHED = 48
 """Up to so many devices are swapped."""
 
 
@@ -235,7 +235,7 @@ class _Placing:
 
         said = {
             "exact": "the least of all placements",
-            "swaps": "no swap of two ranks makes it less",
+            "swaps": "the least that swaps of two ranks lead to",
             "nested": "the least of the orders of the axes along the machine's levels",
         }[method]
         words = [f"{after:.1f} us of communication a step, {said}" if after is not None else "the cost is unknown"]

@@ -16,19 +16,19 @@ from fuel_parallel.topology.batch import Batch
 from fuel_parallel.topology.mesh_axes import groups_of
 from fuel_parallel.topology.network import Array
 
-SHAKES = 12
-"""How often the best assignment is shaken."""
+SHAKES = 400
+"""How often the best assignment is shaken, divided by the number of devices."""
 
-AT_MOST = 2000
+AT_MOST = 600
 """How many swaps are tried at once; of more, a random choice."""
 
 
-def local_search(batch: Batch, starts: list[Array], seed: int = 0, shakes: int = SHAKES) -> Array:
+def local_search(batch: Batch, starts: list[Array], seed: int = 0) -> Array:
     """The best assignment that is found, never worse than any start."""
     random = np.random.default_rng(seed)
     ends = [descend(batch, start, random) for start in starts]
     best, cost = min(ends, key=lambda end: end[1])
-    for _ in range(shakes):
+    for _ in range(SHAKES // len(batch.devices)):
         other, found = descend(batch, _shaken(batch, best, random), random)
         if found < cost:
             best, cost = other, found
