@@ -21,6 +21,7 @@ from fuel_parallel.version import __version__
 COMMANDS = {
     "run": "Run a script on N ranks (the default: the word `run` can be left out).",
     "trace": "Sum up a trace that `fuelrun --trace FILE` wrote.",
+    "plan": "Show the quickest ways to split a model over a machine.",
     "bench": "Measure collectives on this machine; --tune keeps what is faster.",
     "topology": "Find out and show which devices there are, and how they are linked.",
     "doctor": "Check Python, MPI, launcher and devices, and say how to mend what is wrong.",

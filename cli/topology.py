@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from fuel_parallel import environment
+from fuelrun.place import place
 from fuelrun.run import Count
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -66,3 +67,6 @@ def show(file: Path, as_json: bool) -> int:
         raise click.UsageError(f"{file} has {file.stat().st_size} bytes; a topology has at most {LARGEST}")
     emit(from_json(file.read_bytes(), str(file)), as_json, None)
     return 0
+
+
+topology.add_command(place)

@@ -1,4 +1,13 @@
-"""The model of machines and clusters: which devices there are and how they are linked."""
+"""The model of machines and clusters: which devices there are, how they are linked, and what follows from that.
+
+Costs, placements and plans need numpy; their names are imported when they are first used, so that `fuelrun` starts
+without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from fuel_parallel.topology.model import (
     Cache,
@@ -17,9 +26,37 @@ from fuel_parallel.topology.model import (
 from fuel_parallel.topology.routes import Route
 from fuel_parallel.topology.topology import DeviceTopology
 
+if TYPE_CHECKING:
+    from fuel_parallel.topology.algorithms import Collective
+    from fuel_parallel.topology.cost import CostModel, Prediction
+    from fuel_parallel.topology.mesh_axes import MeshAxis
+    from fuel_parallel.topology.placement import Placement, place
+    from fuel_parallel.topology.planner import Plan, plan
+    from fuel_parallel.topology.transformer import TransformerModel, read_model
+    from fuel_parallel.topology.validation import Comparison, Timing, validate
+
+_HOME_OF = {
+    "Collective": "algorithms",
+    "Comparison": "validation",
+    "CostModel": "cost",
+    "MeshAxis": "mesh_axes",
+    "Placement": "placement",
+    "Plan": "planner",
+    "Prediction": "cost",
+    "Timing": "validation",
+    "TransformerModel": "transformer",
+    "place": "placement",
+    "plan": "planner",
+    "read_model": "transformer",
+    "validate": "validation",
+}
+
 __all__ = [
     "Cache",
+    "Collective",
+    "Comparison",
     "Connection",
+    "CostModel",
     "Description",
     "DeviceId",
     "DeviceInfo",
@@ -27,9 +64,26 @@ __all__ = [
     "DeviceTopology",
     "Interconnect",
     "Link",
+    "MeshAxis",
     "Nic",
     "NumaDomain",
     "Origin",
+    "Placement",
+    "Plan",
+    "Prediction",
     "Route",
     "Switch",
+    "Timing",
+    "TransformerModel",
+    "place",
+    "plan",
+    "read_model",
+    "validate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'fuel_parallel.topology' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"fuel_parallel.topology.{_HOME_OF[name]}"), name)
+    return value

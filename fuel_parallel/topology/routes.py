@@ -45,7 +45,7 @@ class Route(msgspec.Struct, frozen=True):
     @property
     def interconnect(self) -> Interconnect:
         """What the narrowest link is made of."""
-        narrowest = min(self.links, key=_width, default=None)
+        narrowest = min(self.links, key=likely_width, default=None)
         return Interconnect.SHARED_MEMORY if narrowest is None else narrowest.interconnect
 
 
@@ -91,7 +91,7 @@ class Router:
                 continue
             for neighbour, link in self._links[part].items():
                 cost = latency + (link.latency_us or 0.0), hops + 1
-                if _width(link) >= width and cost < best.get(neighbour, (math.inf, 0)):
+                if likely_width(link) >= width and cost < best.get(neighbour, (math.inf, 0)):
                     best[neighbour], came[neighbour] = cost, part
                     heapq.heappush(heap, (*cost, neighbour))
         parts = [target]
@@ -112,14 +112,15 @@ class Router:
             if part in self._ends and part != source:
                 continue
             for neighbour, link in self._links[part].items():
-                width = min(widths[part], _width(link))
+                width = min(widths[part], likely_width(link))
                 if width > widths.get(neighbour, 0.0):
                     widths[neighbour] = width
                     heapq.heappush(heap, (-width, neighbour))
         return widths
 
 
-def _width(link: Link) -> float:
+def likely_width(link: Link) -> float:
+    """The bandwidth in MB/s by which ways are chosen: the known one, else that of likely links of its kind."""
     if link.bandwidth_mb_s is not None:
         return link.bandwidth_mb_s
     return LIKELY_MB_S[link.interconnect] * link.count
