@@ -153,6 +153,9 @@ def kill_one(rng: random.Random, launcher: str, longest: float, folder: Path, nu
     if "did not start" in err:  # killed before it had a line of Python behind it: nobody knows it, but mpirun
         code = job.process.returncode or 1
         err = err.replace("did not start", "was killed by signal 9 (SIGKILL)")
+    trained = all(Path(f"{folder}-{number}.{rank}.trained").exists() for rank in range(ranks))
+    if trained and launcher != "fuelrun -n" and job.process.returncode == 0:
+        code = 0  # killed when it was through: mpirun had heard of its end
     if job.process.returncode != code:
         wrong.append(f"exit status {job.process.returncode}, not {code}")
     if took > WITHIN_S:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -23,3 +25,4 @@ for step in range(int(sys.argv[1])):
     print(step, world.rank, loss.item())
     if world.world_size > 2 and step % 4 == 3:
         world.barrier()
+Path(f"{os.environ['STRESS_KILL']}.{world.rank}.trained").touch()
