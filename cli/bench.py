@@ -130,7 +130,7 @@ def bench(
         wrong = next((name for name, value in given.items() if value), None)
         if wrong:
             raise click.UsageError(f"{wrong} and --tune do not go together: --tune measures what its table needs")
-        _check_folder("--output", output)
+        check_folder("--output", output)
         words = [f"--seconds={seconds}", *(["--json"] if as_json else [])]
         words += [f"--output={output.absolute()}"] if output is not None else []
         return on_ranks(TUNING, words, ranks)
@@ -142,7 +142,7 @@ def bench(
         hint = f"did you mean {near[0]}?" if near else f"it is one of {', '.join(COLLECTIVES)}"
         raise click.UsageError(f"there is no collective '{unknown}' to measure; {hint}")
     if plot is not None:
-        _check_folder("--plot", plot)
+        check_folder("--plot", plot)
         if plot.suffix not in PICTURES:
             raise click.UsageError(f"--plot {plot}: the name must end in one of {', '.join(PICTURES)}")
         if importlib.util.find_spec("matplotlib") is None:
@@ -155,7 +155,8 @@ def bench(
     return on_ranks(TIMING, words, ranks)
 
 
-def _check_folder(option: str, path: Path | None) -> None:
+def check_folder(option: str, path: Path | None) -> None:
+    """Refuses a file in a folder that is not there, before anything is measured."""
     if path is not None and not path.absolute().parent.is_dir():
         raise click.UsageError(f"{option} {path}: there is no folder {path.absolute().parent}; make it first")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from fuel_parallel import environment
+from fuelrun.bench import check_folder, on_ranks
 from fuelrun.place import place
 from fuelrun.run import Count
 
@@ -39,8 +40,7 @@ def probe(ranks: int | None, measure: bool, per_rank: bool, as_json: bool, outpu
       fuelrun topology probe --measure -n 2             with the bandwidth and latency between two ranks
       mpirun -n 64 fuelrun topology probe -o all.json   the machines of a job
     """  # noqa: D301 (click wants the backspace itself)
-    if output is not None and not output.absolute().parent.is_dir():
-        raise click.UsageError(f"--output {output}: there is no folder {output.absolute().parent}; make it first")
+    check_folder("--output", output)
     claim = environment.detect()
     inside = claim is not None and claim.parallel
     if not inside and not measure and (ranks or 1) == 1:
@@ -51,8 +51,6 @@ def probe(ranks: int | None, measure: bool, per_rank: bool, as_json: bool, outpu
         return 0
     words = [*(["--measure"] if measure else []), *(["--per-rank"] if per_rank else [])]
     words += [*(["--json"] if as_json else []), *([f"--output={output.absolute()}"] if output is not None else [])]
-    from fuelrun.bench import on_ranks
-
     return on_ranks(PROBING, words, ranks)
 
 

@@ -6,13 +6,13 @@ The rank does it itself, so it is the same under every launcher. What a launcher
 from __future__ import annotations
 
 import os
-import re
-from pathlib import Path
+from collections.abc import Set
 
 from fuel_parallel.environment import LauncherClaim
 from fuel_parallel.errors import ArgumentError, DataError
 from fuel_parallel.topology.binding import share_of_cores
 from fuel_parallel.topology.cores import parse_list
+from fuel_parallel.topology.sysfs import Sysfs
 
 BIND = "FUEL_BIND"
 
@@ -63,11 +63,6 @@ def cores_by_local_rank(setting: str) -> list[tuple[int, ...]]:
     return lists
 
 
-def _of_the_launcher(otherwise: set[int]) -> set[int]:
+def _of_the_launcher(otherwise: set[int]) -> Set[int]:
     """The cores that whoever started this process may use."""
-    try:
-        status = Path(f"/proc/{os.getppid()}/status").read_text()
-        found = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
-        return set(parse_list(found[1])) if found else otherwise
-    except (OSError, DataError):
-        return otherwise
+    return Sysfs().allowed_cores(str(os.getppid())) or otherwise

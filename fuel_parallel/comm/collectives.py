@@ -7,8 +7,9 @@ moved there and back.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -277,12 +278,17 @@ def _infer_all_to_all(x: Spec, comm: Communicator, split_dim: int, concat_dim: i
     return _with_extent(cut, concat_dim, sum(rows) if split_dim != concat_dim else x.shape[split_dim])
 
 
+def _blocks(xp: Any, x: Array, dim: int, extents: Sequence[int]) -> list[Array]:
+    """The parts of these extents along a dimension, each contiguous."""
+    before = (slice(None),) * dim
+    ends = itertools.accumulate(extents)
+    return [xp.ascontiguousarray(x[(*before, slice(e - n, e))]) for e, n in zip(ends, extents, strict=True)]
+
+
 def _all_to_all_kernel(
     xp: Any, transport: Transport, x: Array, comm: Communicator, split_dim: int, concat_dim: int, rows: Rows
 ) -> Array:
-    parts = partition(x.shape[split_dim], comm.world_size)
-    before = (slice(None),) * split_dim
-    blocks = [xp.ascontiguousarray(x[(*before, slice(part.start, part.stop))]) for part in parts]
+    blocks = _blocks(xp, x, split_dim, [len(part) for part in partition(x.shape[split_dim], comm.world_size)])
     shape = list(blocks[comm.rank].shape)
     shapes: list[Shape] = []
     for extent in rows:
@@ -317,12 +323,7 @@ Table = tuple[Rows, ...]
 
 
 def _sizes_kernel(xp: Any, transport: Transport, x: Array, comm: Communicator, dim: int, sizes: Table) -> Array:
-    ends = np.cumsum(sizes[comm.rank])
-    before = (slice(None),) * dim
-    blocks = [
-        xp.ascontiguousarray(x[(*before, slice(end - extent, end))])
-        for end, extent in zip(ends, sizes[comm.rank], strict=True)
-    ]
+    blocks = _blocks(xp, x, dim, sizes[comm.rank])
     shapes = [(*x.shape[:dim], row[comm.rank], *x.shape[dim + 1 :]) for row in sizes]
     most = max(*map(sum, sizes), *map(sum, zip(*sizes, strict=True)))  # that a rank gives or gets: all know it
     most_bytes = math.prod((*x.shape[:dim], *x.shape[dim + 1 :])) * most * x.itemsize

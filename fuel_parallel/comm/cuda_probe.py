@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from fuel_parallel.backends.device_memory import DeviceMemory
-from fuel_parallel.comm.thresholds import cache_folder
+from fuel_parallel.comm.thresholds import cache_folder, write_json
 from fuel_parallel.environment import without_launcher
 
 TIMEOUT_S = 60.0
@@ -59,7 +59,8 @@ def verdict_on(memory: DeviceMemory, library: str, path: str, *, fresh: bool = F
     if fresh or key not in known:
         verdict = probe(memory, path)
         known = {**_read(), key: verdict}  # others may have written meanwhile
-        _write(known)
+        with contextlib.suppress(OSError):  # a home that cannot be written to costs a try a job, no more
+            write_json(cache_path(), known)
     return known[key]
 
 
@@ -213,15 +214,3 @@ def _read() -> dict[str, Verdict]:
         return msgspec.json.decode(cache_path().read_bytes(), type=dict[str, Verdict])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
-
-
-def _write(verdicts: dict[str, Verdict]) -> None:
-    path = cache_path()
-    draft = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(verdicts)) + b"\n")
-        draft.replace(path)
-    except OSError:  # a home that cannot be written to costs a try a job, no more
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)

@@ -16,9 +16,9 @@ from fuel_parallel.backends.device_memory import DeviceMemory
 from fuel_parallel.comm.background import Background
 from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.cuda_probe import Verdict
-from fuel_parallel.comm.mpi import MpiTransport, pieces
-from fuel_parallel.comm.reduction import BY_MPI, averaged
-from fuel_parallel.comm.transport import Pending, Transport, check_array, filled
+from fuel_parallel.comm.mpi import MpiTransport
+from fuel_parallel.comm.reduction import BY_MPI
+from fuel_parallel.comm.transport import Pending, Transport, check_array
 from fuel_parallel.errors import CommunicatorError
 
 if TYPE_CHECKING:
@@ -54,15 +54,13 @@ class DirectTransport(MpiTransport):
         self.memory.stream().synchronize()
         return x
 
+    def check(self, x: Array, out: Array | None) -> None:
+        """See `MpiTransport.check`."""
+        check_array(x, out)
+
     def all_reduce(self, x: Array, op: ReduceOp, out: Array | None = None) -> Array:
         """See `Transport.all_reduce`."""
-        check_array(x, out)
-        if x.dtype not in BY_MPI[op]:
-            return self.staged.all_reduce(x, op, out)
-        result = filled(x, out)
-        for piece in pieces(result):
-            self.comm.Allreduce(self.in_place, self.buffer(piece), self.ops[op])
-        return averaged(result, op, self.ranks)
+        return super().all_reduce(x, op, out) if x.dtype in BY_MPI[op] else self.staged.all_reduce(x, op, out)
 
     def start_all_reduce(self, x: Array, op: ReduceOp, *, reuse: bool = False) -> Pending:
         """See `Transport.start_all_reduce`. Never an MPI_Iallreduce: Open MPI has none for device memory."""

@@ -23,6 +23,7 @@ import os
 import sys
 import time
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -154,9 +155,9 @@ class Guard:
             return
         if number == self.published:
             done = number - self._base
-            piece = self._digests[done : min((place for place in self._runs if place > done), default=done + PIECE)][
-                :PIECE
-            ]
+            following = bisect_right(self._runs, done)
+            stop = self._runs[following] if following < len(self._runs) else done + PIECE
+            piece = self._digests[done : min(stop, done + PIECE)]
             exchange.publish(number, piece)
             self.published += len(piece)
         found = exchange.compare(number, self.published)

@@ -166,7 +166,7 @@ class MpiTransport(Transport):
     # Reductions.
 
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
-        check_buffers(x, out)
+        self.check(x, out)
         if x.dtype not in BY_MPI[op]:
             return sections.all_reduce(self, x, op, out)
         result = filled(x, out)
@@ -308,6 +308,10 @@ class MpiTransport(Transport):
         width = min(x.dtype.itemsize, 8)
         kinds = {1: self._mpi.UINT8_T, 2: self._mpi.UINT16_T, 4: self._mpi.UINT32_T, 8: self._mpi.UINT64_T}
         return [flat.view(f"u{width}"), kinds[width]]
+
+    def check(self, x: Host, out: Host | None) -> None:
+        """Refuses arrays that an all-reduce of MPI would get wrong."""
+        check_buffers(x, out)
 
     def buffer(self, x: Host) -> Any:
         """An array as MPI may have it now: it reads and writes memory of the host only."""

@@ -7,8 +7,10 @@ table that was read is not guessed: ranks beyond the last row use the last row.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -121,8 +123,18 @@ def read_table(path: Path | None = None) -> CollectiveTable:
 def write_table(table: CollectiveTable, path: Path | None = None) -> Path:
     """Writes the table, whole or not at all, and says where."""
     path = table_path() if path is None else path
+    write_json(path, table)
+    return path
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a file of the cache, whole or not at all, whoever else writes it. Raises `OSError` when it cannot."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(table)) + b"\n")
-    draft.replace(path)
-    return path
+    try:
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise

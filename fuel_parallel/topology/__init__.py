@@ -1,7 +1,7 @@
 """The model of machines and clusters: which devices there are, how they are linked, and what follows from that.
 
-Costs, placements and plans need numpy; their names are imported when they are first used, so that `fuelrun` starts
-without it.
+Names are imported when they are first used: every rank finds its cores with this package before its script begins, and
+`fuelrun` starts without numpy.
 """
 
 from __future__ import annotations
@@ -9,40 +9,53 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fuel_parallel.topology.model import (
-    Cache,
-    Connection,
-    Description,
-    DeviceId,
-    DeviceInfo,
-    DeviceKind,
-    Interconnect,
-    Link,
-    Nic,
-    NumaDomain,
-    Origin,
-    Switch,
-)
-from fuel_parallel.topology.routes import Route
-from fuel_parallel.topology.topology import DeviceTopology
-
 if TYPE_CHECKING:
     from fuel_parallel.topology.algorithms import Collective
     from fuel_parallel.topology.cost import CostModel, Prediction
     from fuel_parallel.topology.mesh_axes import MeshAxis
+    from fuel_parallel.topology.model import (
+        Cache,
+        Connection,
+        Description,
+        DeviceId,
+        DeviceInfo,
+        DeviceKind,
+        Interconnect,
+        Link,
+        Nic,
+        NumaDomain,
+        Origin,
+        Switch,
+    )
     from fuel_parallel.topology.placement import Placement, place
     from fuel_parallel.topology.planner import Plan, plan
+    from fuel_parallel.topology.routes import Route
+    from fuel_parallel.topology.topology import DeviceTopology
     from fuel_parallel.topology.transformer import TransformerModel, read_model
     from fuel_parallel.topology.validation import Comparison, Timing, validate
 
 _HOME_OF = {
+    "Cache": "model",
     "Collective": "algorithms",
     "Comparison": "validation",
+    "Connection": "model",
     "CostModel": "cost",
+    "Description": "model",
+    "DeviceId": "model",
+    "DeviceInfo": "model",
+    "DeviceKind": "model",
+    "DeviceTopology": "topology",
+    "Interconnect": "model",
+    "Link": "model",
     "MeshAxis": "mesh_axes",
+    "Nic": "model",
+    "NumaDomain": "model",
+    "Origin": "model",
     "Placement": "placement",
     "Plan": "planner",
     "Prediction": "cost",
+    "Route": "routes",
+    "Switch": "model",
     "Timing": "validation",
     "TransformerModel": "transformer",
     "place": "placement",

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from fuel_parallel.errors import DataError
 from fuel_parallel.partitioning import partition
-from fuel_parallel.topology.cores import parse_list
-from fuel_parallel.topology.probe.sysfs import Sysfs
+from fuel_parallel.topology.sysfs import Sysfs
 
 
 def share_of_cores(
@@ -45,25 +43,15 @@ def _physical(allowed: Collection[int], sysfs: Sysfs) -> list[tuple[int, ...]]:
     """The allowed cores, the threads of one together, ascending."""
     found: dict[tuple[int, ...], None] = {}
     for core in sorted(allowed):
-        siblings = _cores(sysfs.text(f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")) or {core}
-        found[tuple(sorted(c for c in siblings | {core} if c in allowed))] = None
+        siblings = sysfs.cores(f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") | {core}
+        found[tuple(sorted(c for c in siblings if c in allowed))] = None
     return list(found)
 
 
 def _domains(cores: list[tuple[int, ...]], sysfs: Sysfs) -> list[list[tuple[int, ...]]]:
     """The cores by NUMA domain; one domain where nothing is known."""
-    domain_of = {}
-    for name in sysfs.names("sys/devices/system/node", r"node\d+"):
-        for core in _cores(sysfs.text(f"sys/devices/system/node/{name}/cpulist")):
-            domain_of[core] = int(name[4:])
+    domain_of = {core: domain for domain, mine in sysfs.domains().items() for core in mine}
     found: dict[int, list[tuple[int, ...]]] = {}
     for whole in cores:
         found.setdefault(domain_of.get(whole[0], 0), []).append(whole)
     return [found[domain] for domain in sorted(found)]
-
-
-def _cores(text: str) -> set[int]:
-    try:
-        return set(parse_list(text))
-    except DataError:
-        return set()

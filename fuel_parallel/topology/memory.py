@@ -13,7 +13,7 @@ from enum import Enum
 
 import msgspec
 
-from fuel_parallel.topology.transformer import STATE_BYTES, Precision, TransformerModel
+from fuel_parallel.topology.transformer import STATE_BYTES, TransformerModel
 
 
 class Recompute(Enum):
@@ -79,7 +79,7 @@ def memory_of(model: TransformerModel, strategy: Strategy) -> Memory:
     9.6
     """
     count = stage_parameters(model, strategy)
-    width = 4 if model.dtype is Precision.FLOAT32 else 2
+    width = model.width()
     state = STATE_BYTES[model.optimizer] + (4 if width == 2 else 0)  # and the weights in float32
     shards = strategy.dp if strategy.sharded_optimizer else 1
     return Memory(
@@ -106,7 +106,7 @@ def layer_activations(model: TransformerModel, strategy: Strategy) -> float:
     parallelism, the last terms gone with selective recomputation, and 2sbh with full recomputation.
     """
     s, b, h, a = model.sequence, strategy.micro_batch, model.hidden, model.heads
-    t, width, mask = strategy.tp, 4 if model.dtype is Precision.FLOAT32 else 2, int(model.dropout)
+    t, width, mask = strategy.tp, model.width(), int(model.dropout)
     along = t if strategy.sequence_parallel else 1
     if strategy.recompute is Recompute.FULL:
         return s * b * h * width / along
@@ -123,7 +123,7 @@ def layer_activations(model: TransformerModel, strategy: Strategy) -> float:
 def _activations(model: TransformerModel, strategy: Strategy) -> float:
     """On the first stage: 1F1B holds pp micro-batches, interleaving (1 + (p-1)/(pm)) times as much (section 4.2.3)."""
     s, b, h, t, p = model.sequence, strategy.micro_batch, model.hidden, strategy.tp, strategy.pp
-    width = 4 if model.dtype is Precision.FLOAT32 else 2
+    width = model.width()
     waiting = min(1.0, strategy.micro_batches(model) / p)
     more = 1 + (p - 1) / (p * strategy.chunks) if strategy.chunks > 1 else 1.0
     layers = -(-model.layers // p) * p

@@ -148,6 +148,25 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     connections: tuple[Connection, ...] = ()
 
 
+def assumed(
+    interconnect: Interconnect, rate: float | None, *, latency_us: float | None = None, count: int = 1, path: str = ""
+) -> Link:
+    """A link of which a table says what such links carry: `rate` in GB/s, all of its lanes together; None: unknown.
+
+    >>> assumed(Interconnect.NVLINK, None, path="NV4").bandwidth_mb_s is None
+    True
+    """
+    bandwidth = None if rate is None else mb_s(rate)
+    return Link(
+        interconnect=interconnect,
+        bandwidth_mb_s=bandwidth,
+        latency_us=latency_us,
+        count=count,
+        path=path,
+        origin=Origin.ASSUMED,
+    )
+
+
 def mb_s(gb_s: float) -> float:
     """MB/s of 2**20 bytes for GB/s of 10**9, in which data sheets count.
 

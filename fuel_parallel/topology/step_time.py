@@ -16,7 +16,7 @@ from fuel_parallel.topology.algorithms import Collective
 from fuel_parallel.topology.cost import CostModel, Line, best
 from fuel_parallel.topology.memory import Memory, Recompute, Strategy
 from fuel_parallel.topology.mesh_axes import MeshAxis, groups_of
-from fuel_parallel.topology.transformer import Precision, TransformerModel
+from fuel_parallel.topology.transformer import TransformerModel
 
 if TYPE_CHECKING:
     from fuel_parallel.topology.network import Array
@@ -79,7 +79,6 @@ def step_time(
 ) -> StepTime:
     """Predicts a step, in us. `tflops` is a device's peak in the model's dtype."""
     b, t, p, m = strategy.micro_batch, strategy.tp, strategy.pp, strategy.micro_batches(model)
-    width = 4 if model.dtype is Precision.FLOAT32 else 2
     layers = -(-model.layers // p)
     tokens = model.sequence * b
     rate = tflops * 1e6 * efficiency.of(tokens, min(model.hidden, model.ffn_width()) / t)  # operations a us
@@ -90,7 +89,7 @@ def step_time(
     }[strategy.recompute]
     flops = layers * (3 * model.layer_flops(b) + again) + 3 * model.output_flops(b)  # of the last stage
     compute = flops / t / rate
-    message = float(tokens * model.hidden * width)
+    message = float(tokens * model.hidden * model.width())
     all_reduces = 4 + (2 if strategy.recompute is Recompute.FULL else 0)
     tp = layers * all_reduces * layout.us("tp", Collective.ALL_REDUCE, message)
     # Each rank of tp sends its part of the activations, which the next stage's ranks gather (section 4.1).

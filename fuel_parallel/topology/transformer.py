@@ -78,6 +78,10 @@ class TransformerModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 f"hidden {self.hidden} must be a multiple of heads {self.heads}, and that of kv_heads {self.kv_heads}"
             )
 
+    def width(self) -> int:
+        """Bytes of a weight, and of an activation."""
+        return 4 if self.dtype is Precision.FLOAT32 else 2
+
     def kv_width(self) -> int:
         """Width of the keys, and of the values."""
         return self.hidden // self.heads * (self.kv_heads or self.heads)
@@ -86,11 +90,15 @@ class TransformerModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """Width of the MLP."""
         return self.ffn or 4 * self.hidden
 
+    def layer_matrices(self) -> int:
+        """Elements of the matrices of one layer: four of attention, two or three of the MLP."""
+        h = self.hidden
+        return 2 * h * h + 2 * h * self.kv_width() + (3 if self.gated else 2) * h * self.ffn_width()
+
     def layer_parameters(self) -> int:
-        """Of one layer: four matrices of attention, two or three of the MLP, biases and norms."""
+        """Of one layer: its matrices, biases and norms."""
         h, kv, f = self.hidden, self.kv_width(), self.ffn_width()
-        matrices = 2 * h * h + 2 * h * kv + (3 if self.gated else 2) * h * f
-        return matrices + 2 * h + 2 * kv + f + h + 4 * h
+        return self.layer_matrices() + 2 * h + 2 * kv + f + h + 4 * h
 
     def embedding_parameters(self) -> int:
         """Of the token embedding; the output layer has as many."""
@@ -103,9 +111,8 @@ class TransformerModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def layer_flops(self, sequences: int) -> float:
         """Of the matrix products of a layer's forward pass, a multiplication and an addition counting as two."""
-        h, s = self.hidden, self.sequence
-        matrices = 2 * h * h + 2 * h * self.kv_width() + (3 if self.gated else 2) * h * self.ffn_width()
-        return sequences * s * (2.0 * matrices + 4.0 * s * h)
+        s = self.sequence
+        return sequences * s * (2.0 * self.layer_matrices() + 4.0 * s * self.hidden)
 
     def attention_flops(self, sequences: int) -> float:
         """Those of scores and their product with the values, which selective recomputation does again."""

@@ -15,7 +15,7 @@ from fuel_parallel.topology.probe import probe
 from fuel_parallel.topology.probe.cpu import allowed_cores, quota
 from fuel_parallel.topology.probe.nvidia import visible
 from fuel_parallel.topology.probe.pci import normal
-from fuel_parallel.topology.probe.sysfs import Sysfs
+from fuel_parallel.topology.sysfs import Sysfs
 
 
 class Machine:

@@ -84,15 +84,12 @@ def _joined(machines: list[Description]) -> DeviceTopology:
     """One topology. Each card reaches the network, or each NUMA domain where a machine has no card that is known."""
     if len(machines) == 1:
         return DeviceTopology.from_description(machines[0])
-    t = DeviceTopology("cluster")
+    parts = [part for machine in machines for part in machine.parts]
+    connections = [c for machine in machines for c in machine.connections]
+    t = DeviceTopology.from_description(Description(name="cluster", parts=tuple(parts), connections=tuple(connections)))
+    t.add_switch(Switch(id=NETWORK, kind=Interconnect.NETWORK))
     for machine in machines:
         one = DeviceTopology.from_description(machine)
-        for part in machine.parts:
-            t.add(part)
-        for c in machine.connections:
-            (t.add_directed_link if c.one_way else t.add_link)(c.source, c.target, c.link)
-        if not t.has(NETWORK):
-            t.add_switch(Switch(id=NETWORK, kind=Interconnect.NETWORK))
         fast = [nic for nic in one.nics if nic.speed_mb_s == max((n.speed_mb_s or 0.0 for n in one.nics), default=None)]
         for nic in fast or one.nics:
             link = Link(interconnect=Interconnect.NETWORK, bandwidth_mb_s=nic.speed_mb_s, origin=Origin.STATED)
@@ -184,11 +181,10 @@ def _with_figures(t: DeviceTopology, seats: list[Seat], findings: list[Finding])
             across[hosts[b]] = across[hosts[a]] = findings[b]  # the first machine takes part in every pair
     copies = {seat.host: f.copy_mb_s for seat, f in zip(seats, findings, strict=True)}
     cards = Counter(c.source.partition("/")[0] for c in t.connections() if c.target == NETWORK)
-    result = DeviceTopology(t.name)
-    parts = {part.id: part for part in t.description().parts}
-    for part in parts.values():
-        result.add(part)
-    for c in t.connections():
+    description = t.description()
+    parts = {part.id: part for part in description.parts}
+    measured = []
+    for c in description.connections:
         host = parts[c.source].node or hosts[0]
         near = inside.get(host, Finding())
         link = c.link
@@ -199,8 +195,8 @@ def _with_figures(t: DeviceTopology, seats: list[Seat], findings: list[Finding])
             # What one rank reached counts for all cards of a machine together.
             rate = None if met.peer_mb_s is None else met.peer_mb_s / cards[host]
             link = _figures(link, rate, max((met.peer_us or 0.0) - (near.peer_us or 0.0), 0.0))
-        (result.add_directed_link if c.one_way else result.add_link)(c.source, c.target, link)
-    return result
+        measured.append(msgspec.structs.replace(c, link=link))
+    return DeviceTopology.from_description(msgspec.structs.replace(description, connections=tuple(measured)))
 
 
 def _is_cpu(part: Any) -> bool:

@@ -70,6 +70,7 @@ class _Grouping:
         beside = {
             id(g): g
             for v in i.inputs
+            if self.specs[v].size >= SMALL  # as all that covers a grid; parameters have thousands of readers
             for r in self.readers[v]
             if (g := self.group_of.get(r + self.graph.first)) is not None and g.extents[v] is Extent.FULL
         }

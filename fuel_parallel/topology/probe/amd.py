@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Link, Origin, mb_s
+from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Link, assumed
 from fuel_parallel.topology.probe import pci
-from fuel_parallel.topology.probe.sysfs import Sysfs
+from fuel_parallel.topology.sysfs import Sysfs
 from fuel_parallel.topology.topology import DeviceTopology
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -60,13 +60,8 @@ def _fabric(arch: str, facts: dict[str, int]) -> Link:
     rate = next((r for name, r in GB_S_OF_XGMI.items() if arch.startswith(name)), None)
     least, most = facts.get("min_bandwidth", 0), facts.get("max_bandwidth", 0)
     count = max(1, most // least) if least else 1
-    return Link(
-        interconnect=Interconnect.INFINITY_FABRIC,
-        bandwidth_mb_s=None if rate is None else mb_s(rate * count),
-        count=count,
-        path=f"XGMI{count}",
-        origin=Origin.ASSUMED,
-    )
+    total = None if rate is None else rate * count
+    return assumed(Interconnect.INFINITY_FABRIC, total, count=count, path=f"XGMI{count}")
 
 
 def _memory(sysfs: Sysfs, kfd: int) -> int | None:

@@ -5,24 +5,13 @@ from __future__ import annotations
 import os
 import re
 
-from fuel_parallel.errors import DataError
 from fuel_parallel.partitioning import partition
-from fuel_parallel.topology.cores import format_list, parse_list
-from fuel_parallel.topology.model import (
-    Cache,
-    DeviceInfo,
-    DeviceKind,
-    Interconnect,
-    Link,
-    NumaDomain,
-    Origin,
-    mb_s,
-)
-from fuel_parallel.topology.probe.sysfs import Sysfs
+from fuel_parallel.topology.cores import format_list
+from fuel_parallel.topology.model import Cache, DeviceInfo, DeviceKind, Interconnect, Link, NumaDomain, assumed
+from fuel_parallel.topology.sysfs import DOMAINS, Sysfs
 from fuel_parallel.topology.topology import DeviceTopology
 
 CPU = "sys/devices/system/cpu"
-NODES = "sys/devices/system/node"
 NEAR_GB_S, NEAR_US = 100.0, 0.1
 """Between a NUMA domain and its own cores: beyond what any other link carries."""
 
@@ -36,7 +25,7 @@ def add_cpus(
     """
     prefix = f"{node}/" if node else ""
     name = model_name(sysfs)
-    online = _cores(sysfs.text(f"{CPU}/online")) or frozenset(range(os.cpu_count() or 1))
+    online = sysfs.cores(f"{CPU}/online") or frozenset(range(os.cpu_count() or 1))
     domains = _domains(sysfs, online)
     usable = {index: sorted(cores if allowed is None else cores & allowed) for index, cores, _ in domains}
     for index, cores, memory in domains:
@@ -87,8 +76,7 @@ def allowed_cores(sysfs: Sysfs) -> frozenset[int]:
     """The cores that this process may run on: its affinity, which a cpuset, a batch system or a launcher sets."""
     if sysfs.root.resolve() == sysfs.root.resolve().parent and hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
-    status = re.search(r"^Cpus_allowed_list:\s*(\S+)", sysfs.text("proc/self/status"), re.MULTILINE)
-    return _cores(status[1]) if status else frozenset()
+    return sysfs.allowed_cores()
 
 
 def quota(sysfs: Sysfs) -> float | None:
@@ -130,12 +118,12 @@ def model_name(sysfs: Sysfs) -> str:
 def _domains(sysfs: Sysfs, online: frozenset[int]) -> list[tuple[int, frozenset[int], int | None]]:
     """Index, cores and bytes of memory of each domain; all is one domain where the kernel knows of none."""
     found = []
-    for name in sysfs.names(NODES, r"node\d+"):
-        cores = _cores(sysfs.text(f"{NODES}/{name}/cpulist")) & online
-        total = re.search(r"MemTotal:\s*(\d+) kB", sysfs.text(f"{NODES}/{name}/meminfo"))
+    for index, mine in sysfs.domains().items():
+        cores = mine & online
+        total = re.search(r"MemTotal:\s*(\d+) kB", sysfs.text(f"{DOMAINS}/node{index}/meminfo"))
         memory = int(total[1]) * 1024 if total else None
         if cores or memory:
-            found.append((int(name[4:]), cores, memory))
+            found.append((index, cores, memory))
     if found:
         return found
     total = re.search(r"^MemTotal:\s*(\d+) kB", sysfs.text("proc/meminfo"), re.MULTILINE)
@@ -156,20 +144,8 @@ def _caches(sysfs: Sysfs, cores: frozenset[int]) -> list[Cache]:
     return sorted(found.values(), key=lambda c: c.level)
 
 
-def _cores(text: str) -> frozenset[int]:
-    try:
-        return frozenset(parse_list(text))
-    except DataError:
-        return frozenset()
-
-
 def _shared(rate: float | None, latency: float | None) -> Link:
-    return Link(
-        interconnect=Interconnect.SHARED_MEMORY,
-        bandwidth_mb_s=None if rate is None else mb_s(rate),
-        latency_us=latency,
-        origin=Origin.ASSUMED,
-    )
+    return assumed(Interconnect.SHARED_MEMORY, rate, latency_us=latency)
 
 
 def _between_sockets(sysfs: Sysfs, index: int) -> Link:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from fuel_parallel.topology.probe import amd, cpu, nics, nvidia
-from fuel_parallel.topology.probe.sysfs import Sysfs
+from fuel_parallel.topology.sysfs import Sysfs
 from fuel_parallel.topology.topology import DeviceTopology
 
 

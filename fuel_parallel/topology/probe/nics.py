@@ -6,7 +6,7 @@ import re
 
 from fuel_parallel.topology.model import Nic
 from fuel_parallel.topology.probe import pci
-from fuel_parallel.topology.probe.sysfs import Sysfs
+from fuel_parallel.topology.sysfs import Sysfs
 from fuel_parallel.topology.topology import DeviceTopology
 
 

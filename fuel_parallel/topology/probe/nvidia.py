@@ -7,9 +7,9 @@ import os
 from collections import Counter
 from typing import Any
 
-from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Link, Origin, Switch, mb_s
+from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Link, Switch, assumed
 from fuel_parallel.topology.probe import pci
-from fuel_parallel.topology.probe.sysfs import Sysfs
+from fuel_parallel.topology.sysfs import Sysfs
 from fuel_parallel.topology.topology import DeviceTopology
 
 Nvml = Any
@@ -127,13 +127,8 @@ def _add_nvlinks(
 
 def _nvlink(capability: int, count: int) -> Link:
     rate = next((r for c, r in sorted(GB_S_OF_NVLINK.items(), reverse=True) if c <= capability), None)
-    return Link(
-        interconnect=Interconnect.NVLINK,
-        bandwidth_mb_s=None if rate is None else mb_s(rate * count),
-        count=count,
-        path=f"NV{count}",
-        origin=Origin.ASSUMED,
-    )
+    total = None if rate is None else rate * count
+    return assumed(Interconnect.NVLINK, total, count=count, path=f"NV{count}")
 
 
 def _text(value: str | bytes) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from fuel_parallel.topology.model import Interconnect, Link, Origin, Switch, mb_s
-from fuel_parallel.topology.probe.sysfs import Sysfs
+from fuel_parallel.topology.model import Interconnect, Link, Switch, assumed
+from fuel_parallel.topology.sysfs import Sysfs
 from fuel_parallel.topology.topology import DeviceTopology
 
 DEVICES = "sys/bus/pci/devices"
@@ -39,13 +39,9 @@ def link_of(sysfs: Sysfs, bus: str) -> Link:
     rate = re.match(r"(\d+(?:\.\d+)?) ?GT/s", speed)
     lane = GB_S_OF_LANE.get(float(rate[1])) if rate else None
     lanes = int(width) if re.fullmatch(r"[1-9]\d?", width) else None
-    known = lane is not None and lanes is not None
-    return Link(
-        interconnect=Interconnect.PCIE,
-        bandwidth_mb_s=mb_s(lane * lanes) if lane is not None and lanes is not None else None,
-        path=f"{rate[1]} GT/s x{lanes}" if rate and known else "",
-        origin=Origin.ASSUMED,
-    )
+    if rate is None or lane is None or lanes is None:
+        return assumed(Interconnect.PCIE, None)
+    return assumed(Interconnect.PCIE, lane * lanes, path=f"{rate[1]} GT/s x{lanes}")
 
 
 def attach(t: DeviceTopology, sysfs: Sysfs, part: str, bus: str, node: str) -> None:

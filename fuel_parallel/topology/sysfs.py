@@ -6,6 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from fuel_parallel.errors import DataError
+from fuel_parallel.topology.cores import parse_list
+
+DOMAINS = "sys/devices/system/node"
 LONGEST = 1 << 16
 """No file that is read here is longer."""
 
@@ -37,6 +41,19 @@ class Sysfs:
             return []
         return sorted(found, key=lambda name: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", name)])
 
+    def cores(self, path: str) -> frozenset[int]:
+        """The cores of a list in a file; none if it is no such list."""
+        return _cores(self.text(path))
+
+    def allowed_cores(self, process: str = "self") -> frozenset[int]:
+        """The cores that a process may run on, by its affinity; none if that is not known."""
+        found = re.search(r"^Cpus_allowed_list:\s*(\S+)", self.text(f"proc/{process}/status"), re.MULTILINE)
+        return _cores(found[1]) if found else frozenset()
+
+    def domains(self) -> dict[int, frozenset[int]]:
+        """The cores of each NUMA domain, by its index."""
+        return {int(name[4:]): self.cores(f"{DOMAINS}/{name}/cpulist") for name in self.names(DOMAINS, r"node\d+")}
+
     def target(self, path: str) -> Path | None:
         """Where a link points to; None if it is none."""
         whole = self.root / path
@@ -44,3 +61,10 @@ class Sysfs:
             return whole.resolve(strict=True) if whole.exists() else None
         except (OSError, RuntimeError):
             return None
+
+
+def _cores(text: str) -> frozenset[int]:
+    try:
+        return frozenset(parse_list(text))
+    except DataError:
+        return frozenset()
