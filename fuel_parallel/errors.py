@@ -56,5 +56,9 @@ class TopologyError(FuelError, ValueError):
     """A topology does not hold together: an id twice, a link without ends, a device that is not there."""
 
 
+class TopologyFileError(TopologyError):
+    """A topology file that cannot be used; the message begins with the file, the line and the key."""
+
+
 class DataError(FuelError, ValueError):
     """A file or data set that cannot be used: missing, empty, wrongly encoded or too short."""
