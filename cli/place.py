@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fuel_parallel.errors import FuelError
 from fuelrun.plan import read_topology
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ Examples:
 An axis is NAME=SIZE, and after colons what its ranks do (all_reduce, reduce_scatter, all_gather, broadcast, all_to_all,
 p2p) and with how many bytes [all_reduce, 1MiB]. The last axis has its ranks next to each other.
 """
-UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 class Axis(click.ParamType[Any]):
@@ -32,31 +32,17 @@ class Axis(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MeshAxis:
         """Say what was expected, and what came instead."""
-        from fuel_parallel.topology.algorithms import Collective
-        from fuel_parallel.topology.mesh_axes import MeshAxis
+        from fuel_parallel.topology.mesh_axes import MeshAxis, parse_axis
 
         if isinstance(value, MeshAxis):
             return value
-        first, *rest = value.split(":")
-        name, _, size = first.partition("=")
-        fields: dict[str, Any] = {}
-        for word in rest:
-            if word in {one.value for one in Collective}:
-                fields["collective"] = Collective(word)
-            else:
-                fields["nbytes"] = self._bytes(word, value)
-        if not name or not (size.isascii() and size.isdecimal() and int(size[:9]) > 0 and len(size) < 9):
-            raise click.UsageError(f"--axis {value}: expected NAME=SIZE[:COLLECTIVE][:BYTES], such as tp=8:16MiB")
-        return MeshAxis(name=name, size=int(size), **fields)
-
-    def _bytes(self, word: str, value: str) -> int:
-        digits = word.rstrip("BbKkMmGgIi")
-        unit = word[len(digits) :].upper() or "B"
-        if not (digits.isascii() and digits.isdecimal() and len(digits) < 16 and unit in UNITS):
-            raise click.UsageError(
-                f"--axis {value}: '{word}' is neither a collective nor a size; sizes are such as 4096, 64KiB or 16MiB"
-            )
-        return int(digits) * UNITS[unit]
+        try:
+            axis = parse_axis(value)
+        except FuelError as reason:
+            raise click.UsageError(str(reason)) from None
+        if axis.size < 1:
+            raise click.UsageError(f"--axis {value}: a placement needs the size of every axis")
+        return axis
 
 
 @click.command(epilog=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -14,7 +15,7 @@ import click
 
 from fuel_parallel import environment
 from fuel_parallel.environment import LauncherClaim
-from fuel_parallel.errors import FuelError, LaunchError
+from fuel_parallel.errors import ArgumentError, FuelError, LaunchError
 from fuelrun.launch.rank import LOG_DIR, TIMEOUT, TRACE
 from fuelrun.launch.script import Script
 
@@ -33,6 +34,16 @@ class Count(click.ParamType[int]):
             return int(value)
         option = param.opts[0] if param else ""
         raise click.UsageError(f"{option} takes {self.what}, a whole number of at least 1; got '{value}'")
+
+
+class Threads(click.ParamType[str]):
+    """A whole number of at least one, or auto."""
+
+    name = "threads"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Say what was expected, and what came instead."""
+        return "auto" if value == "auto" else str(Count("auto, or the threads of a rank").convert(value, param, ctx))
 
 
 class Seconds(click.ParamType[float]):
@@ -74,11 +85,22 @@ class RunCommand(click.Command):
 )
 @click.option("-n", "--ranks", type=Count("the number of ranks"), metavar="N", help="Number of ranks to start.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`.")
-@click.option("--threads", type=Count("the threads of a rank"), metavar="K", help="Threads of a rank [default: 1].")
+@click.option(
+    "--threads", type=Threads(), metavar="K|auto", help="Threads of a rank; auto: its share of the cores [default: 1]."
+)
 @click.option(
     "--bind",
     metavar="auto|none|CORES",
     help="Cores of a rank: a share of the machine's, any, or lists by local rank such as 0-3:4-7 [default: auto].",
+)
+@click.option(
+    "--mesh", metavar="AXES", help="Axes for fp.Mesh.from_environment(), outermost first: dp=2,tp=4; -1: what is left."
+)
+@click.option(
+    "--topology",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Give each rank the device, cores and network card that fit the mesh best; see `fuelrun topology`.",
 )
 @click.option("--tag-output", is_flag=True, help="Put [rank/N] before every line of output.")
 @click.option("--trace", metavar="FILE", help="Write what every rank did when, for `fuelrun trace` and Perfetto.")
@@ -99,8 +121,10 @@ class RunCommand(click.Command):
 def run(
     ranks: int | None,
     module: bool,
-    threads: int | None,
+    threads: str | None,
     bind: str | None,
+    mesh: str | None,
+    topology: str | None,
     tag_output: bool,
     trace: str | None,
     dry_run: bool,
@@ -125,7 +149,9 @@ def run(
         _refuse_to_nest(claim, ranks)
     _check(target)
     trace_to = _prepare_trace(trace) if trace else None
-    settings = _settings(timeout, log_dir, trace_to) | _binding(bind)
+    settings = (
+        _settings(timeout, log_dir, trace_to) | _binding(bind) | _mesh(mesh, topology, None if inside else ranks or 1)
+    )
     if inside or (ranks or 1) == 1:
         from fuelrun.launch.rank import become_rank, rank_command
 
@@ -182,6 +208,27 @@ def _binding(bind: str | None) -> dict[str, str]:
         except FuelError as reason:
             raise click.UsageError(str(reason).replace(f"{BIND}=", "--bind ", 1)) from None
     return {BIND: bind}
+
+
+def _mesh(mesh: str | None, topology: str | None, ranks: int | None) -> dict[str, str]:
+    """The settings of a mesh and a placement; where fuelrun starts the ranks, it finds out first whether they fit."""
+    from fuel_parallel.topology.mesh_axes import MESH, filled, parse_axes
+    from fuelrun.launch import placing
+
+    settings = {}
+    if mesh is not None:
+        try:
+            sizes = {axis.name: axis.size for axis in parse_axes(mesh)}
+            if ranks is not None and math.prod(filled(sizes, ranks).values()) != ranks:
+                raise ArgumentError(f"--mesh {mesh} has not as many ranks as -n {ranks}")
+        except FuelError as reason:
+            raise click.UsageError(str(reason)) from None
+        settings[MESH] = mesh
+    if topology is not None:
+        settings[placing.TOPOLOGY] = os.path.abspath(topology)
+        if ranks is not None:
+            placing.check(settings[placing.TOPOLOGY], mesh, ranks)
+    return settings
 
 
 def _settings(timeout: float | None, log_dir: str | None, trace_to: Path | None) -> dict[str, str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
     from fuel_parallel.errors import FuelError
     from fuel_parallel.layers import Embedding, LayerNorm, Linear, RMSNorm
+    from fuel_parallel.mesh import Mesh
     from fuel_parallel.module import Module, Parameter, Variable
     from fuel_parallel.partitioning import partition
     from fuel_parallel.progress_bar import progress
@@ -36,6 +37,7 @@ _HOME_OF = {
     "IdentityComm": "fuel_parallel.comm",
     "LayerNorm": "fuel_parallel.layers",
     "Linear": "fuel_parallel.layers",
+    "Mesh": "fuel_parallel.mesh",
     "Module": "fuel_parallel.module",
     "MpiComm": "fuel_parallel.comm",
     "Parameter": "fuel_parallel.module",
@@ -59,6 +61,7 @@ __all__ = [
     "IdentityComm",
     "LayerNorm",
     "Linear",
+    "Mesh",
     "Module",
     "MpiComm",
     "Parameter",

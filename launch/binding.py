@@ -6,23 +6,23 @@ The rank does it itself, so it is the same under every launcher. What a launcher
 from __future__ import annotations
 
 import os
-from collections.abc import Set
+from collections.abc import Collection
 
 from fuel_parallel.environment import LauncherClaim
 from fuel_parallel.errors import ArgumentError, DataError
 from fuel_parallel.topology.binding import share_of_cores
-from fuel_parallel.topology.cores import parse_list
+from fuel_parallel.topology.cores import format_list, parse_list
 from fuel_parallel.topology.sysfs import Sysfs
 
 BIND = "FUEL_BIND"
 
 
-def bind(claim: LauncherClaim) -> None:
+def bind(claim: LauncherClaim, near: Collection[int] = ()) -> None:
     """Binds this process as `FUEL_BIND` says: `auto` (or nothing), `none`, or lists of cores by local rank.
 
-    Auto is a share of the cores for each rank of the machine, and nothing where they have fewer cores than ranks, or
-    where the launcher has bound this rank already. Raises `ArgumentError` when a list names cores that this process
-    may not use.
+    Auto is the cores `near` to the rank's device, where there is a placement. Else it is a share of the cores for each
+    rank of the machine, and nothing where they have fewer cores than ranks, or where the launcher has bound this rank
+    already. Raises `ArgumentError` when a list names cores that this process may not use.
     """
     setting = os.environ.get(BIND, "auto") or "auto"
     if setting == "none" or not hasattr(os, "sched_setaffinity"):
@@ -40,7 +40,16 @@ def bind(claim: LauncherClaim) -> None:
             )
         os.sched_setaffinity(0, mine)
         return
-    if local_rank is None or local_size is None or int(local_size) < 2 or allowed != _of_the_launcher(allowed):
+    if near:
+        try:
+            os.sched_setaffinity(0, near)
+        except OSError as reason:
+            raise ArgumentError(
+                f"rank {claim.rank} cannot run on the cores {format_list(near)} that its placement gives it: "
+                f"{reason.strerror}; --bind none leaves the cores to the launcher"
+            ) from None
+        return
+    if local_rank is None or local_size is None or int(local_size) < 2 or allowed != cores_of_ranks():
         return
     if share := share_of_cores(allowed, int(local_rank), int(local_size)):
         os.sched_setaffinity(0, share)
@@ -63,6 +72,8 @@ def cores_by_local_rank(setting: str) -> list[tuple[int, ...]]:
     return lists
 
 
-def _of_the_launcher(otherwise: set[int]) -> Set[int]:
-    """The cores that whoever started this process may use."""
-    return Sysfs().allowed_cores(str(os.getppid())) or otherwise
+def cores_of_ranks() -> frozenset[int]:
+    """The cores that the ranks of this machine may use: those of whoever started them; none if that is not known."""
+    if not hasattr(os, "sched_getaffinity"):
+        return frozenset()
+    return Sysfs().allowed_cores(str(os.getppid())) or frozenset(os.sched_getaffinity(0))

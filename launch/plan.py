@@ -21,7 +21,7 @@ class Options:
     """What a user can say about a launch.
 
     Args:
-        threads: Threads a rank; None for 1 unless the environment says otherwise.
+        threads: Threads a rank, or `auto`; None for 1 unless the environment says otherwise.
         tag_output: Put `[rank/N]` before every line.
         settings: Variables for the library in each rank.
         mpi_arguments: Options for mpirun itself.
@@ -30,7 +30,7 @@ class Options:
         terminal: Columns of the terminal behind our standard error; None when there is none.
     """
 
-    threads: int | None = None
+    threads: str | None = None
     tag_output: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     mpi_arguments: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def make_plan(engine: Engine, script: Script, ranks: int, options: Options) -> P
     )
     added = engine.variables(job, os.environ)
     if options.threads is not None:
-        added[THREADS] = str(options.threads)
+        added[THREADS] = options.threads
     if options.tag_output:
         added[TAG_OUTPUT] = "1"
     added |= options.settings

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from fuel_parallel import environment, failure
 from fuel_parallel.errors import FuelError
-from fuelrun.launch import binding, output, script, shared_memory
+from fuelrun.launch import binding, output, placing, script, shared_memory
 from fuelrun.launch.script import Script
 
 JOB_DIR = "FUEL_JOB_DIR"
@@ -59,7 +59,7 @@ def thread_variables(environ: dict[str, str], threads: int | None = None) -> dic
 
 
 def rank_command(
-    target: Script, *, threads: int | None = None, tag_output: bool = False, settings: Mapping[str, str] | None = None
+    target: Script, *, threads: str | None = None, tag_output: bool = False, settings: Mapping[str, str] | None = None
 ) -> list[str]:
     """The command line that does what `become_rank` does, with `settings` in its environment."""
     variables = [f"{THREADS}={threads}"] if threads is not None else []
@@ -68,12 +68,13 @@ def rank_command(
     return [*(("env", *variables) if variables else ()), sys.executable, "-m", "fuelrun.launch.rank", *target.command()]
 
 
-def become_rank(target: Script, *, threads: int | None = None, tag_output: bool = False) -> NoReturn:
+def become_rank(target: Script, *, threads: str | None = None, tag_output: bool = False) -> NoReturn:
     """Turn this process into the rank that its launcher says it is, and run `target` to the end of the process.
 
     Args:
         target: The script.
-        threads: Threads for BLAS and OpenMP; None for 1 unless the user's environment says otherwise.
+        threads: Threads for BLAS and OpenMP, or `auto` for a share of the machine's cores; None for 1 unless the
+            user's environment says otherwise.
         tag_output: Put `[rank/N]` before every line.
     """
     claim = environment.detect()
@@ -83,12 +84,11 @@ def become_rank(target: Script, *, threads: int | None = None, tag_output: bool 
     job_dir = os.environ.pop(JOB_DIR, None)
     supervisor = os.environ.pop(SUPERVISOR, "")
     tag_output = bool(os.environ.pop(TAG_OUTPUT, "")) or tag_output
-    if threads is None and (asked := os.environ.pop(THREADS, "")).isdigit():
-        threads = int(asked)
+    threads = threads or os.environ.pop(THREADS, None)
 
     if claim.parallel and not job_dir and claim.local_rank in (0, None):
         shared_memory.remove_after(os.getppid())
-    os.environ.update(thread_variables(dict(os.environ), threads))
+    os.environ.update(thread_variables(dict(os.environ), _thread_count(threads, claim)))
     os.environ.update(claim.rank_variables())
     tag = ""
     if tag_output:
@@ -102,10 +102,18 @@ def become_rank(target: Script, *, threads: int | None = None, tag_output: bool 
     if claim.parallel:
         _end_with_the_launcher(supervisor)
         try:
-            binding.bind(claim)
+            binding.bind(claim, placing.place_rank(claim, binding.cores_of_ranks()))
         except FuelError as error:
             failure.end_rank(error)
     _run(target, alone=not claim.parallel)
+
+
+def _thread_count(asked: str | None, claim: environment.LauncherClaim) -> int | None:
+    """`auto` is as many as this machine has cores for each of its ranks."""
+    if asked == "auto":
+        cores = binding.cores_of_ranks() if claim.parallel else os.sched_getaffinity(0)
+        return max(1, len(cores) // (claim.local_size or 1))
+    return int(asked) if asked is not None and asked.isascii() and asked.isdecimal() else None
 
 
 def _run(target: Script, *, alone: bool) -> NoReturn:

@@ -316,6 +316,23 @@ class Communicator(ABC):
         A collective call, made at once. `None` takes part in no group and gets None.
         """
 
+    def group(self, ranks: Sequence[int], name: str = "group") -> Communicator:
+        """The communicator of these ranks of this one, in this order.
+
+        A collective call, made at once: each rank lists the group that it is in, all ranks of a group alike.
+        """
+        if self.rank not in ranks or len(set(ranks)) < len(ranks):
+            raise ArgumentError(
+                f"group: rank {self.rank} lists a group that it is in, each rank once; got {list(ranks)}"
+            )
+        for rank in ranks:
+            self._check_rank("group", "each rank", rank)
+        return self._group(tuple(ranks), name)
+
+    @abstractmethod
+    def _group(self, ranks: tuple[int, ...], name: str) -> Communicator:
+        """`group`, of ranks that have been checked."""
+
     def _scan(self, function: str, x: Tensor, op: ReduceOp, *, exclusive: bool, reverse: bool) -> Tensor:
         x = self._operand(function, x)
         _check_reduction(function, x, op)

@@ -23,3 +23,6 @@ class IdentityComm(Communicator):
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Another communicator of one, or None for no color."""
         return None if color is None else IdentityComm(f"{self.name}.split({color})")
+
+    def _group(self, ranks: tuple[int, ...], name: str) -> Communicator:
+        return IdentityComm(f"{self.name}.{name}")

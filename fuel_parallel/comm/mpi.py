@@ -77,16 +77,28 @@ class MpiComm(Communicator):
 
     def split(self, color: int | None, key: int = 0) -> MpiComm | None:
         """See `Communicator.split`."""
+        return self._split(color, key, f"split{next(self._splits)}({color})")
+
+    def _group(self, ranks: tuple[int, ...], name: str) -> MpiComm:
+        part = self._split(min(ranks), ranks.index(self.rank), f"{name}({min(ranks)})")
+        if part is None or part.world_size != len(ranks):
+            found = 0 if part is None else part.world_size
+            raise CommunicatorError(
+                f"group: rank {self.rank} lists the {len(ranks)} ranks {list(ranks)}, but {found} ranks list a group "
+                f"with {min(ranks)} as its least rank; all ranks of a group give the same list"
+            )
+        return part
+
+    def _split(self, color: int | None, key: int, name: str) -> MpiComm | None:
         from mpi4py import MPI
 
-        number = next(self._splits)
         run_pending()
         settle()
         with self.together(SPLIT):
             part = self._mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if part == MPI.COMM_NULL:
             return None
-        result = MpiComm(MPI.Intracomm(part), f"{self.name}.split{number}({color})")
+        result = MpiComm(MPI.Intracomm(part), f"{self.name}.{name}")
         part.Free()
         return result
 

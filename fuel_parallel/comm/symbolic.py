@@ -24,5 +24,8 @@ class SymbolicComm(Communicator):
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Not possible: who else has the color is known to real ranks only."""
         raise CommunicatorError(
-            "SymbolicComm.split: the colors of the other ranks are not known; make the group's SymbolicComm instead"
+            "SymbolicComm.split: the other ranks' colors are not known; use group() or a Mesh, which list the ranks"
         )
+
+    def _group(self, ranks: tuple[int, ...], name: str) -> Communicator:
+        return SymbolicComm(ranks.index(self.rank), len(ranks), f"{self.name}.{name}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +14,12 @@ from fuel_parallel.topology.algorithms import Collective
 
 if TYPE_CHECKING:
     from fuel_parallel.topology.network import Array
+
+
+MESH, POSITION = "FUEL_MESH", "FUEL_POSITION"
+"""What `fuelrun --mesh` asks for, and which place in it a rank has been given."""
+
+UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 class MeshAxis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,6 +40,61 @@ class MeshAxis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     collective: Collective = Collective.ALL_REDUCE
     count: float = 1.0
     within_node: bool = False
+
+
+def parse_axis(text: str, option: str = "--axis") -> MeshAxis:
+    """An axis from NAME=SIZE[:COLLECTIVE][:BYTES]. Raises `ArgumentError`, which names the `option`.
+
+    >>> parse_axis("tp=8:16MiB").nbytes >> 20, parse_axis("pp=4:p2p").collective
+    (16, <Collective.P2P: 'p2p'>)
+    """
+    first, *rest = text.strip().split(":")
+    name, _, size = first.partition("=")
+    if not name.isidentifier() or re.fullmatch(r"-1|0*[1-9][0-9]{0,8}", size) is None:
+        raise ArgumentError(f"{option} {text}: expected NAME=SIZE[:COLLECTIVE][:BYTES], such as tp=8:16MiB")
+    axis = MeshAxis(name=name, size=int(size))
+    for word in rest:
+        if word in {one.value for one in Collective}:
+            axis = msgspec.structs.replace(axis, collective=Collective(word))
+        else:
+            axis = msgspec.structs.replace(axis, nbytes=_bytes(word, f"{option} {text}"))
+    return axis
+
+
+def parse_axes(text: str, option: str = "--mesh") -> tuple[MeshAxis, ...]:
+    """The axes of a mesh such as dp=2,tp=4, outermost first; one size may be -1.
+
+    An axis of which no bytes are said is taken to move eight times as much as the one before it: the last axis has the
+    closest ranks.
+
+    >>> [axis.size for axis in parse_axes("dp=-1,tp=4")]
+    [-1, 4]
+    """
+    axes = [parse_axis(part, option) for part in text.split(",")]
+    names = [axis.name for axis in axes]
+    if len(set(names)) < len(names) or sum(axis.size == -1 for axis in axes) > 1:
+        raise ArgumentError(f"{option} {text}: each axis has a name of its own, and one at most the size -1")
+    said = [":" in part and any(word[:1].isdigit() for word in part.split(":")[1:]) for part in text.split(",")]
+    return tuple(
+        axis if known else msgspec.structs.replace(axis, nbytes=axis.nbytes * 8 ** min(i, 8))
+        for i, (axis, known) in enumerate(zip(axes, said, strict=True))
+    )
+
+
+def filled(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """The sizes with what is left over of `ranks` in place of -1; raises `ArgumentError` if nothing whole is.
+
+    >>> filled({"dp": -1, "tp": 2}, 8)
+    {'dp': 4, 'tp': 2}
+    """
+    known = math.prod(size for size in sizes.values() if size != -1)
+    rest = [name for name, size in sizes.items() if size == -1]
+    if len(rest) > 1:
+        raise ArgumentError(f"one axis at most can have the size -1, but {' and '.join(rest)} do")
+    if rest and ranks % known:
+        others = ", ".join(f"{name}={size}" for name, size in sizes.items() if size != -1)
+        raise ArgumentError(f"{ranks} ranks cannot be divided by {others}: {rest[0]}=-1 has no size; change a size")
+    return {name: ranks // known if size == -1 else size for name, size in sizes.items()}
 
 
 def ranks_of(axes: Sequence[MeshAxis]) -> int:
@@ -59,3 +121,12 @@ def groups_of(axes: Sequence[MeshAxis]) -> list[Array]:
 
     ranks = np.arange(ranks_of(axes)).reshape([axis.size for axis in axes])
     return [np.moveaxis(ranks, i, -1).reshape(-1, axis.size) for i, axis in enumerate(axes)]
+
+
+def _bytes(word: str, where: str) -> int:
+    digits = word.rstrip("BbKkMmGgIi")
+    unit = word[len(digits) :].upper() or "B"
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 16 and unit in UNITS):
+        kinds = ", ".join(one.value for one in Collective)
+        raise ArgumentError(f"{where}: {word!r} is neither a collective ({kinds}) nor a size such as 4096 or 16MiB")
+    return int(digits) * UNITS[unit]

@@ -107,6 +107,7 @@ def place(
     *,
     memory_bytes: int | None = None,
     kind: DeviceKind | None = None,
+    devices: Sequence[DeviceId] | None = None,
     seed: int = 0,
 ) -> Placement:
     """Assigns devices to the ranks of a mesh, one rank a device.
@@ -116,6 +117,7 @@ def place(
         axes: The mesh, outermost axis first.
         memory_bytes: What each rank needs; devices with less, or of unknown memory, are left out.
         kind: Of the devices to use; if None, all but CPUs where there are others.
+        devices: The devices to use; if None, all of that kind.
         seed: Of the search by swaps.
 
     >>> from fuel_parallel.topology import DeviceInfo, Link
@@ -131,7 +133,7 @@ def place(
     """
     model = topology if isinstance(topology, CostModel) else CostModel(topology)
     ranks = ranks_of(axes)
-    usable = _usable(model, ranks, memory_bytes, kind)
+    usable = _usable(model, ranks, memory_bytes, kind, devices)
     return _Placing(model, tuple(axes), ranks, usable, seed).placement()
 
 
@@ -255,8 +257,14 @@ class _Placing:
         return "; ".join(words)
 
 
-def _usable(model: CostModel, ranks: int, memory_bytes: int | None, kind: DeviceKind | None) -> list[int]:
-    devices = model.topology.devices
+def _usable(
+    model: CostModel,
+    ranks: int,
+    memory_bytes: int | None,
+    kind: DeviceKind | None,
+    listed: Sequence[DeviceId] | None,
+) -> list[int]:
+    devices = model.topology.devices if listed is None else [model.topology.device(d) for d in listed]
     if kind is None:
         others = [d for d in devices if d.kind is not DeviceKind.CPU]
         devices = others or devices
@@ -265,8 +273,13 @@ def _usable(model: CostModel, ranks: int, memory_bytes: int | None, kind: Device
     fitting = [d for d in devices if memory_bytes is None or (d.memory_bytes or 0) >= memory_bytes]
     if len(fitting) < ranks:
         needs = "" if memory_bytes is None else f" with {memory_bytes} bytes of memory or more"
+        only_cpus = all(d.kind is DeviceKind.CPU for d in fitting)
+        remedy = (
+            "; `fuelrun topology probe --per-rank -n N` describes one for each rank" if only_cpus and fitting else ""
+        )
         raise ArgumentError(
             f"the mesh has {ranks} ranks and each takes a device, but there are {len(fitting)} usable devices{needs}"
+            f"{remedy}"
         )
     return [model.network.index[d.id] for d in fitting]
 

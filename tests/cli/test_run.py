@@ -26,7 +26,7 @@ OK = "import sys; print('ran', sys.argv[1:])"
         (["-n", "0", "script.py"], "-n takes the number of ranks, a whole number of at least 1; got '0'"),
         (["-n", "two", "script.py"], "got 'two'"),
         (["-n", "-1", "script.py"], "got '-1'"),
-        (["--threads", "0", "script.py"], "--threads takes the threads of a rank"),
+        (["--threads", "0", "script.py"], "--threads takes auto, or the threads of a rank"),
         (["--grace", "soon", "script.py"], "--grace takes seconds"),
         (["--tread", "2", "script.py"], "'--threads'"),
         (["-m", "no.such.module"], "there is no module 'no.such.module' for -m"),

@@ -108,5 +108,5 @@ def test_without_a_local_rank_nothing_is_bound(monkeypatch) -> None:
 
 
 def test_what_the_parent_may_use_is_known() -> None:
-    assert binding._of_the_launcher(set()) >= os.sched_getaffinity(0)
+    assert binding.cores_of_ranks() >= os.sched_getaffinity(0)
     assert Path(f"/proc/{os.getppid()}/status").exists()
