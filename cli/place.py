@@ -75,7 +75,7 @@ def place(
         raise click.UsageError(f"--within-node {strange}: there is no such axis; the axes are {', '.join(names)}")
     kept = [msgspec.structs.replace(axis, within_node=axis.name in within_node) for axis in axes]
     memory = None if memory_gib is None else int(memory_gib * 2**30)
-    placed = placement.place(read_topology(topology_file), kept, memory_bytes=memory, seed=seed)
+    placed = placement.place(read_topology(topology_file), kept, memory_bytes=memory, likely=True, seed=seed)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(placed), indent=2).decode())
     elif rankfile:

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import select
 import signal
 from pathlib import Path
+
+from fuel_parallel.topology.cgroup import quota
+from fuel_parallel.topology.sysfs import Sysfs
 
 JOB_ID = "FUEL_JOB_ID"
 _PR_SET_PDEATHSIG = 1
 
 
 def cores() -> int:
-    """Cores that this process may use; a container or a batch job often gives fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores that this process may use; a container or a batch job often gives fewer than the machine has.
+
+    The time that a container gets counts as well: that of two and a half cores is three.
+    """
+    return granted(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def granted(count: int) -> int:
+    """So many of `count` cores as this process gets the time of."""
+    limit = quota(Sysfs())
+    return count if limit is None else max(1, min(count, math.ceil(limit)))
 
 
 def belongs(pid: int, job_id: str) -> bool:

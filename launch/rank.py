@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from fuel_parallel import environment, failure
 from fuel_parallel.errors import FuelError
-from fuelrun.launch import binding, output, placing, script, shared_memory
+from fuelrun.launch import binding, output, placing, processes, script, shared_memory
 from fuelrun.launch.script import Script
 
 JOB_DIR = "FUEL_JOB_DIR"
@@ -111,8 +111,8 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
 def _thread_count(asked: str | None, claim: environment.LauncherClaim) -> int | None:
     """`auto` is as many as this machine has cores for each of its ranks."""
     if asked == "auto":
-        cores = binding.cores_of_ranks() if claim.parallel else os.sched_getaffinity(0)
-        return max(1, len(cores) // (claim.local_size or 1))
+        count = len(binding.cores_of_ranks()) if claim.parallel else processes.cores()
+        return max(1, processes.granted(count) // (claim.local_size or 1))
     return int(asked) if asked is not None and asked.isascii() and asked.isdecimal() else None
 
 

@@ -81,7 +81,7 @@ def assign(
         raise ArgumentError(f"the mesh {text} has {math.prod(sizes.values())} ranks, but the job has {job.world_size}")
     whole = [msgspec.structs.replace(axis, size=sizes[axis.name]) for axis in axes]
     devices = _devices_of_the_job(topology, job)
-    placed = place(topology, whole, devices=devices)
+    placed = place(topology, whole, devices=devices, likely=True)
     mine = [position for position, node in enumerate(placed.nodes) if node == here]
     if len(mine) != job.local_size:
         raise TopologyError(

@@ -17,6 +17,7 @@ from fuel_parallel.errors import ArgumentError, TopologyError
 from fuel_parallel.topology.cost import CostModel, best
 from fuel_parallel.topology.mesh_axes import MeshAxis, groups_of, ranks_of
 from fuel_parallel.topology.model import DeviceId, DeviceKind
+from fuel_parallel.topology.routes import likely_width
 from fuel_parallel.topology.topology import DeviceTopology
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         nodes: The machine of each of these, "" where a topology has no machines.
         before: Costs by axis with the devices in the order of the topology.
         after: Costs by axis as placed.
-        method: How it was found: exact, swaps or nested.
+        method: How it was found: exact, swaps, nested, or order where nothing is known.
         why: In words.
     """
 
@@ -108,6 +109,7 @@ def place(
     memory_bytes: int | None = None,
     kind: DeviceKind | None = None,
     devices: Sequence[DeviceId] | None = None,
+    likely: bool = False,
     seed: int = 0,
 ) -> Placement:
     """Assigns devices to the ranks of a mesh, one rank a device.
@@ -118,6 +120,8 @@ def place(
         memory_bytes: What each rank needs; devices with less, or of unknown memory, are left out.
         kind: Of the devices to use; if None, all but CPUs where there are others.
         devices: The devices to use; if None, all of that kind.
+        likely: Where bandwidths are unknown, place by what such links usually carry, or if nothing at all is known in
+            the devices' own order; the costs stay None. Otherwise that raises `TopologyError`.
         seed: Of the search by swaps.
 
     >>> from fuel_parallel.topology import DeviceInfo, Link
@@ -134,7 +138,30 @@ def place(
     model = topology if isinstance(topology, CostModel) else CostModel(topology)
     ranks = ranks_of(axes)
     usable = _usable(model, ranks, memory_bytes, kind, devices)
-    return _Placing(model, tuple(axes), ranks, usable, seed).placement()
+    try:
+        return _Placing(model, tuple(axes), ranks, usable, seed).placement()
+    except _UnknownCostError as reason:
+        if not likely:
+            raise TopologyError(
+                f"no placement has a known cost: {reason}; add its bandwidth_mb_s, or measure it"
+            ) from None
+        return _likely(model, _Placing(model, tuple(axes), ranks, usable, seed), str(reason))
+
+
+def _likely(model: CostModel, placing: _Placing, unknown: str) -> Placement:
+    """A placement by guesses, which says so and has no costs."""
+    guessed = CostModel(with_likely_figures(model.topology))
+    how = "placed by what links of their kinds usually carry"
+    try:
+        placed = _Placing(guessed, placing.axes, placing.ranks, placing.usable, placing.seed).placement()
+    except _UnknownCostError:
+        placed, how = placing.in_own_order(), "placed in the devices' own order"
+    costs = tuple(AxisCost(axis.name, None, "unknown") for axis in placing.axes)
+    return msgspec.structs.replace(placed, before=costs, after=costs, why=f"{unknown}; {how}")
+
+
+class _UnknownCostError(TopologyError):
+    """No placement has a known cost; says what is unknown."""
 
 
 class _Placing:
@@ -161,7 +188,7 @@ class _Placing:
             if self.cost(found) < costs[at] * (1 - 1e-12):
                 name, chosen = "swaps" if method == "swaps" else "trying all", found
         if math.isinf(self.cost(chosen)):
-            raise TopologyError(self.hopeless())
+            raise self.hopeless()
         return self.described(linear, chosen, method, name)
 
     def searched(self, starts: list[Array], chosen: Array) -> tuple[str, Array]:
@@ -202,20 +229,26 @@ class _Placing:
         found = [(axis, *self.axis_cost(i, assignment)) for i, axis in enumerate(self.axes)]
         return tuple(AxisCost(axis.name, None if math.isinf(us) else us, algorithm) for axis, us, algorithm in found)
 
-    def hopeless(self) -> str:
+    def in_own_order(self) -> Placement:
+        import numpy as np
+
+        linear = np.array(self.usable[: self.ranks], dtype=np.int64)
+        return self.described(linear, linear, "order", "the order of the topology")
+
+    def hopeless(self) -> TopologyError:
         kept = [axis for axis in self.axes if axis.within_node]
         network = self.model.network
         sizes = sorted({int((network.machine[self.usable] == m).sum()) for m in set(network.machine[self.usable])})
         for axis in kept:
             if all(size < axis.size for size in sizes):
-                return (
+                return TopologyError(
                     f"axis {axis.name!r} of {axis.size} ranks must stay inside of a machine, but machines have "
                     f"{', '.join(map(str, sizes))} usable device(s); make it smaller or drop within_node"
                 )
         unknown = self.model.unknown([network.devices[i] for i in self.usable[: self.ranks]])
         if unknown:
-            return f"no placement has a known cost: {unknown}; add its bandwidth_mb_s, or measure it"
-        return "no placement keeps " + " and ".join(repr(axis.name) for axis in kept) + " inside of machines"
+            return _UnknownCostError(unknown)
+        return TopologyError(f"no placement keeps {' and '.join(repr(a.name) for a in kept)} inside of machines")
 
     def described(self, linear: Array, chosen: Array, method: str, name: str) -> Placement:
         network = self.model.network
@@ -239,6 +272,7 @@ class _Placing:
             "exact": "the least of all placements",
             "swaps": "the least that swaps of two ranks lead to",
             "nested": "the least of the orders of the axes along the machine's levels",
+            "order": "the devices in their own order",
         }[method]
         words = [f"{after:.1f} us of communication a step, {said}" if after is not None else "the cost is unknown"]
         if before is None or after is None:
@@ -255,6 +289,16 @@ class _Placing:
                 inside = (machine[self.groups[i]] == machine[self.groups[i]][:, :1]).all(axis=1)
                 words.append(f"{int(inside.sum())} of {len(inside)} {axis.name} groups inside of a machine")
         return "; ".join(words)
+
+
+def with_likely_figures(t: DeviceTopology) -> DeviceTopology:
+    """The same with a guess for each bandwidth that is unknown: to compare ways by, not to predict times."""
+    description = t.description()
+    connections = tuple(
+        msgspec.structs.replace(c, link=msgspec.structs.replace(c.link, bandwidth_mb_s=likely_width(c.link)))
+        for c in description.connections
+    )
+    return DeviceTopology.from_description(msgspec.structs.replace(description, connections=connections))
 
 
 def _usable(

@@ -24,6 +24,10 @@ LIKELY_MB_S: dict[Interconnect, float] = {
 """By what to choose between ways whose bandwidth is unknown. For choosing only: an unknown bandwidth stays unknown."""
 
 
+LIKELY_SHARE = {"PIX": 1.0, "PXB": 0.9, "PHB": 0.7, "NODE": 0.6, "SYS": 0.4}
+"""The same of ways over PCIe by the class that nvidia-smi and NCCL name: the fewer bridges and sockets, the wider."""
+
+
 class Route(msgspec.Struct, frozen=True):
     """A way: the parts on it, both ends included, and the links between them."""
 
@@ -123,4 +127,4 @@ def likely_width(link: Link) -> float:
     """The bandwidth in MB/s by which ways are chosen: the known one, else that of likely links of its kind."""
     if link.bandwidth_mb_s is not None:
         return link.bandwidth_mb_s
-    return LIKELY_MB_S[link.interconnect] * link.count
+    return LIKELY_MB_S[link.interconnect] * link.count * LIKELY_SHARE.get(link.path, 1.0)

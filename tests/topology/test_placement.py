@@ -177,6 +177,29 @@ def test_an_unknown_bandwidth_is_said_and_not_guessed() -> None:
     assert "own order is unknown" in placed.why
 
 
+def test_where_asked_for_unknown_links_are_compared_by_what_such_links_carry() -> None:
+    t = gpus(4)
+    for a, b in itertools.combinations(range(4), 2):
+        path = "PIX" if a + b == 3 else "SYS"
+        t.add_link(f"cuda:{a}", f"cuda:{b}", Link(interconnect=Interconnect.PCIE, path=path))
+    axes = [MeshAxis(name="dp", size=2), MeshAxis(name="tp", size=2, nbytes=8 << 20)]
+    placed = place(t, axes, likely=True)
+    assert {frozenset(placed.devices[:2]), frozenset(placed.devices[2:])} == {
+        frozenset({"cuda:0", "cuda:3"}),
+        frozenset({"cuda:1", "cuda:2"}),
+    }
+    assert (placed.before_us(), placed.after_us()) == (None, None)
+    assert placed.why.endswith(
+        "is unknown: that of the link cuda:0 to cuda:1; placed by what links of their kinds usually carry"
+    )
+
+
+def test_where_nothing_is_known_the_devices_stay_in_their_order() -> None:
+    placed = place(gpus(4), [MeshAxis(name="dp", size=4)], likely=True)
+    assert (placed.devices, placed.method) == (tuple(f"cuda:{n}" for n in range(4)), "order")
+    assert placed.why == "nothing is known of a way from cuda:0 to cuda:1; placed in the devices' own order"
+
+
 def test_a_placement_says_where_each_rank_goes() -> None:
     placed = place(two_nodes(shuffled=3), mesh(2, 2, 2))
     assert [placed.rank(**placed.coordinates(rank)) for rank in range(8)] == list(range(8))

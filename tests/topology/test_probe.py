@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from fuel_parallel.topology import DeviceKind, DeviceTopology, Interconnect
+from fuel_parallel.topology.cgroup import quota
 from fuel_parallel.topology.cores import format_list, parse_list
 from fuel_parallel.topology.model import gb_s
 from fuel_parallel.topology.probe import probe
-from fuel_parallel.topology.probe.cpu import allowed_cores, quota
+from fuel_parallel.topology.probe.cpu import allowed_cores
 from fuel_parallel.topology.probe.nvidia import visible
 from fuel_parallel.topology.probe.pci import normal
 from fuel_parallel.topology.sysfs import Sysfs
