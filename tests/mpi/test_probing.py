@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
 
 import fuel_parallel as fp
 from fuel_parallel.comm.speed.probing import Finding, Seat, _joined, _with_figures, pairs, probe_all
+from fuel_parallel.comm.speed.validating import NAMES, compare
 from fuel_parallel.topology import (
     DeviceInfo,
     DeviceKind,
@@ -45,6 +47,19 @@ def test_measured_links_say_so() -> None:
     if world.world_size > 1:
         time = t.transfer_time_us("cpu:0", f"cpu:{world.world_size - 1}", 1 << 20)
         assert 1 < time < 1e6
+
+
+@pytest.mark.mpi(min_size=2)
+def test_predictions_stand_beside_timings_of_all_collectives() -> None:
+    world = fp.init()
+    t = probe_all(world, measure=True, per_rank=True)
+    found = compare(world, t, sizes=(4096, 65536), seconds=0.001)
+    assert list(found) == ["mpi", "auto"]
+    for comparisons in found.values():
+        assert [(c.timing.collective, c.timing.nbytes) for c in comparisons] == list(
+            itertools.product(NAMES, (4096, 65536))
+        )
+        assert all(c.timing.ranks == world.world_size and c.timing.us > 0 and c.predicted_us > 0 for c in comparisons)
 
 
 def machine(name: str, speed: float | None) -> DeviceTopology:

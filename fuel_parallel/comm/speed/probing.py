@@ -11,6 +11,7 @@ import argparse
 import os
 import socket
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,9 +22,12 @@ import msgspec
 import numpy as np
 
 from fuel_parallel.comm.communicator import Communicator
+from fuel_parallel.comm.speed.bench import AUTO, MPI_ALONE
+from fuel_parallel.comm.speed.validating import compare
 from fuel_parallel.comm.world import init
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.topology import (
+    Comparison,
     Description,
     DeviceInfo,
     DeviceKind,
@@ -35,6 +39,7 @@ from fuel_parallel.topology import (
 )
 from fuel_parallel.topology.probe import probe
 from fuel_parallel.topology.text import emit
+from fuel_parallel.topology.validation import table
 
 NETWORK = "network"
 LARGE = 16 << 20
@@ -216,13 +221,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="fuelrun topology probe")
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--per-rank", action="store_true")
+    parser.add_argument("--validate", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     world = init()
-    t = probe_all(world, measure=options.measure, per_rank=options.per_rank)
-    if world.is_root:
+    validated = options.validate
+    t = probe_all(world, measure=options.measure or validated, per_rank=options.per_rank or validated)
+    if world.is_root and not (validated and options.output is None):
         emit(t, options.json, options.output)
+    if validated:
+        found = compare(world, t)
+        if world.is_root:
+            sys.stdout.write(_as_json(found) if options.json else _as_text(found))
+
+
+def _as_text(found: dict[str, list[Comparison]]) -> str:
+    titles = {MPI_ALONE: "MPI's own collectives", AUTO: "what scripts get: inside a node through shared memory"}
+    return "\n".join(f"# {titles[way]}\n{table(comparisons)}\n" for way, comparisons in found.items())
+
+
+def _as_json(found: dict[str, list[Comparison]]) -> str:
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
 
 
 if __name__ == "__main__":
