@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import click
 
 from fuel_parallel import environment
-from fuelrun.run import Count, Seconds
+from fuelrun.option_types import Count, Seconds
 
 TUNING = "fuel_parallel.comm.speed.tuning"
 TIMING = "fuel_parallel.comm.speed.bench"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import shutil
@@ -12,58 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fuel_parallel import environment
 from fuel_parallel.environment import LauncherClaim
-from fuel_parallel.errors import ArgumentError, FuelError, LaunchError
-from fuelrun.launch.rank import LOG_DIR, TIMEOUT, TRACE
+from fuel_parallel.errors import LaunchError
+from fuelrun import defaults, settings
 from fuelrun.launch.script import Script
-
-
-class Count(click.ParamType[int]):
-    """A whole number of at least one."""
-
-    name = "count"
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Say what was expected, and what came instead."""
-        if str(value).isascii() and str(value).isdigit() and int(value) > 0:
-            return int(value)
-        option = param.opts[0] if param else ""
-        raise click.UsageError(f"{option} takes {self.what}, a whole number of at least 1; got '{value}'")
-
-
-class Threads(click.ParamType[str]):
-    """A whole number of at least one, or auto."""
-
-    name = "threads"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Say what was expected, and what came instead."""
-        return "auto" if value == "auto" else str(Count("auto, or the threads of a rank").convert(value, param, ctx))
-
-
-class Seconds(click.ParamType[float]):
-    """A time of zero or more."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Say what was expected, and what came instead."""
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = -1.0
-        if not 0 <= seconds < float("inf"):
-            raise click.UsageError(f"{param.opts[0] if param else ''} takes seconds, 0 or more; got '{value}'")
-        return seconds
+from fuelrun.option_types import Count, Seconds, Threads
 
 
 class RunCommand(click.Command):
-    """`run`, whose own options end at the script."""
+    """`run`, whose own options end at the script, and may have defaults in files and variables."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Give the defaults to click."""
+        return super().make_context(info_name, args, parent, default_map=defaults.from_files(self), **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Turn the argument that click misses into a sentence that helps."""
@@ -80,6 +45,7 @@ class RunCommand(click.Command):
         "allow_interspersed_args": False,
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
+        "auto_envvar_prefix": defaults.PREFIX,
     },
     options_metavar="[OPTIONS]",
 )
@@ -101,6 +67,13 @@ class RunCommand(click.Command):
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
     help="Give each rank the device, cores and network card that fit the mesh best; see `fuelrun topology`.",
+)
+@click.option(
+    "--env",
+    "variables",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Set a variable for every rank, or pass on the one that is set here; may be repeated.",
 )
 @click.option("--tag-output", is_flag=True, help="Put [rank/N] before every line of output.")
 @click.option("--trace", metavar="FILE", help="Write what every rank did when, for `fuelrun trace` and Perfetto.")
@@ -125,6 +98,7 @@ def run(
     bind: str | None,
     mesh: str | None,
     topology: str | None,
+    variables: tuple[str, ...],
     tag_output: bool,
     trace: str | None,
     dry_run: bool,
@@ -145,20 +119,27 @@ def run(
     target = Script(script, arguments, module)
     claim = environment.detect()
     inside = claim is not None and claim.parallel
+    context = click.get_current_context()
     if claim is not None and inside:
-        _refuse_to_nest(claim, ranks)
+        said = context.get_parameter_source("ranks") is ParameterSource.COMMANDLINE
+        _refuse_to_nest(claim, ranks if said else None)
+    for name in defaults.strange_variables(context.command) if not quiet else ():
+        click.echo(f"fuelrun: {name} is set, but there is no such option; see fuelrun --help", err=True)
     _check(target)
     trace_to = _prepare_trace(trace) if trace else None
-    settings = (
-        _settings(timeout, log_dir, trace_to) | _binding(bind) | _mesh(mesh, topology, None if inside else ranks or 1)
-    )
+    of_ranks = {
+        **settings.of_variables(variables),
+        **settings.of_watching(timeout, log_dir, trace_to),
+        **settings.of_binding(bind),
+        **settings.of_mesh(mesh, topology, None if inside else ranks or 1),
+    }
     if inside or (ranks or 1) == 1:
         from fuelrun.launch.rank import become_rank, rank_command
 
         if dry_run:
-            click.echo(shlex.join(rank_command(target, threads=threads, tag_output=tag_output, settings=settings)))
+            click.echo(shlex.join(rank_command(target, threads=threads, tag_output=tag_output, settings=of_ranks)))
             return 0
-        os.environ.update(settings)
+        os.environ.update(of_ranks)
         become_rank(target, threads=threads, tag_output=tag_output)
 
     from fuelrun.launch.find import find_engine
@@ -168,7 +149,7 @@ def run(
     options = Options(
         threads=threads,
         tag_output=tag_output,
-        settings=settings,
+        settings=of_ranks,
         mpi_arguments=tuple(word for words in mpi_args for word in shlex.split(words)),
         grace=grace,
         verbose=verbose,
@@ -195,52 +176,6 @@ def run(
         if not quiet:
             click.echo(f"fuelrun: {outcome}", err=True)
     return verdict.code
-
-
-def _binding(bind: str | None) -> dict[str, str]:
-    if bind is None:
-        return {}
-    from fuelrun.launch.binding import BIND, cores_by_local_rank
-
-    if bind not in ("auto", "none"):
-        try:
-            cores_by_local_rank(bind)
-        except FuelError as reason:
-            raise click.UsageError(str(reason).replace(f"{BIND}=", "--bind ", 1)) from None
-    return {BIND: bind}
-
-
-def _mesh(mesh: str | None, topology: str | None, ranks: int | None) -> dict[str, str]:
-    """The settings of a mesh and a placement; where fuelrun starts the ranks, it finds out first whether they fit."""
-    from fuel_parallel.topology.mesh_axes import MESH, filled, parse_axes
-    from fuelrun.launch import placing
-
-    settings = {}
-    if mesh is not None:
-        try:
-            sizes = {axis.name: axis.size for axis in parse_axes(mesh)}
-            if ranks is not None and math.prod(filled(sizes, ranks).values()) != ranks:
-                raise ArgumentError(f"--mesh {mesh} has not as many ranks as -n {ranks}")
-        except FuelError as reason:
-            raise click.UsageError(str(reason)) from None
-        settings[MESH] = mesh
-    if topology is not None:
-        settings[placing.TOPOLOGY] = os.path.abspath(topology)
-        if ranks is not None:
-            placing.check(settings[placing.TOPOLOGY], mesh, ranks)
-    return settings
-
-
-def _settings(timeout: float | None, log_dir: str | None, trace_to: Path | None) -> dict[str, str]:
-    """What the library in each rank reads from its environment."""
-    settings = {}
-    if timeout is not None:
-        settings[TIMEOUT] = f"{timeout:g}"
-    if log_dir is not None:
-        settings[LOG_DIR] = os.path.abspath(log_dir)
-    if trace_to is not None:
-        settings[TRACE] = str(trace_to)
-    return settings
 
 
 def _prepare_trace(name: str) -> Path:

@@ -8,8 +8,8 @@ import click
 
 from fuel_parallel import environment
 from fuelrun.bench import check_folder, on_ranks
+from fuelrun.option_types import Count
 from fuelrun.place import place
-from fuelrun.run import Count
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PROBING = "fuel_parallel.comm.speed.probing"

@@ -77,7 +77,9 @@ class Launcher:
 @pytest.fixture
 def fuelrun(tmp_path: Path) -> Iterator[Launcher]:
     mark = f"TEST_OF={tmp_path}"
-    environ = {name: value for name, value in without_launcher(os.environ).items() if not name.startswith("FUEL_")}
+    ours = ("FUEL_", "FUELRUN_")
+    environ = {name: value for name, value in without_launcher(os.environ).items() if not name.startswith(ours)}
+    environ["XDG_CONFIG_HOME"] = str(tmp_path / "no defaults")
     environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TEST_OF": str(tmp_path)}
     launcher = Launcher(tmp_path, mark, environ)
     yield launcher
