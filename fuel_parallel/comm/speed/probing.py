@@ -222,7 +222,7 @@ def main() -> None:
     world = init()
     t = probe_all(world, measure=options.measure, per_rank=options.per_rank)
     if world.is_root:
-        emit(t, options.json, options.output)
+        emit(t, options.json, options.output, measured=options.measure)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,8 @@ def _json(plain: dict[str, Any]) -> str:
 
 
 _WRITERS = {"toml": to_toml, "yaml": _yaml, "json": _json}
+FORMS = tuple(_WRITERS)
+"""The languages that a native file can be written in."""
 
 
 def _explained(message: str) -> tuple[str, Path]:
