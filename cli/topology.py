@@ -162,10 +162,19 @@ def _lines(one: dict[str, Any]) -> Iterator[str]:
     if one["error"]:
         yield f"{one['file']}: refused: {one['error']}"
         return
-    counts = ", ".join(f"{number} {what}" for what, number in one["counts"].items() if number)
+    counts = ", ".join(f"{number} {_WORDS[what][number != 1]}" for what, number in one["counts"].items() if number)
     yield f"{one['file']}: {one['format']}: {counts}"
     yield from (f"  note: {text}" for text in one["notes"])
     yield from (f"  problem: {text}" for text in one["problems"])
 
+
+_WORDS = {
+    "machines": ("machine", "machines"),
+    "devices": ("device", "devices"),
+    "numa": ("NUMA domain", "NUMA domains"),
+    "nics": ("network card", "network cards"),
+    "switches": ("switch", "switches"),
+    "links": ("link", "links"),
+}
 
 topology.add_command(place)

@@ -186,7 +186,7 @@ def _fold_all(names: list[str]) -> list[str]:
     places = len(between) - 1
     if not 0 < places <= MOST_NUMBERS or len(names) == 1:
         return [escape(name) for name in names]
-    rows = [tuple((number,) for number in _numbers(name)) for name in names]
+    rows: list[tuple[tuple[str, ...], ...]] = [tuple((n,) for n in _numbers(name)) for name in names]
     for place in reversed(range(places)):
         joined: dict[tuple[tuple[str, ...], ...], list[str]] = {}
         for row in rows:

@@ -92,7 +92,13 @@ def form_of(name: str) -> str:
 def _yaml(plain: dict[str, Any]) -> str:
     import yaml
 
-    return str(yaml.safe_dump(plain, sort_keys=False, width=120, default_flow_style=None))
+    class Dumper(yaml.SafeDumper):
+        """Lists of values in one line, and tables never, so that a file begins with a field of ours."""
+
+        def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
+            return super().represent_mapping(tag, mapping, flow_style=False)
+
+    return str(yaml.dump(plain, Dumper=Dumper, sort_keys=False, width=120, default_flow_style=None))
 
 
 def _json(plain: dict[str, Any]) -> str:

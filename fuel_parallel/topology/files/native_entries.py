@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -168,7 +169,7 @@ def _parsed(field: str, value: Any, path: Path) -> Any:
         return None
     parse = _PARSERS[field]
     if isinstance(value, list):
-        return [explained((*path, at), lambda one=one: parse(one)) for at, one in enumerate(value)]
+        return [explained((*path, at), partial(parse, one)) for at, one in enumerate(value)]
     return explained(path, lambda: parse(value))
 
 

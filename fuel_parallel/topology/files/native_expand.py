@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -170,7 +171,7 @@ class Expansion:
     def _ends(self, end: str | list[str], path: Path, known: Iterable[str]) -> list[str]:
         found: list[str] = []
         for text in [end] if isinstance(end, str) else end:
-            fits = explained(path, lambda text=text: expressions.matcher(text))
+            fits = explained(path, partial(expressions.matcher, text))
             if fits is None:
                 found += names_of(text, path, MOST - len(found))
                 continue
@@ -209,7 +210,7 @@ class Expansion:
         new = {}
         for field in given:
             name, parse = table[field]
-            new[name] = explained((*path, field), lambda f=field, parse=parse: parse(getattr(one, f)))
+            new[name] = explained((*path, field), partial(parse, getattr(one, field)))
         return new
 
     def _override_links(self, one: Override, new: dict[str, object], path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from fuel_parallel.topology.files.expressions import fold, fold_set, natural, skeleton
 from fuel_parallel.topology.files.native_schema import LinkEntry, Pairs
@@ -25,7 +26,7 @@ def fold_links(connections: Iterable[Connection]) -> list[LinkEntry]:
     ]
 
 
-def figures(link: Link) -> dict[str, object]:
+def figures(link: Link) -> dict[str, Any]:
     """The fields of a link."""
     bits = link.interconnect is Interconnect.NETWORK
     return {
@@ -47,7 +48,17 @@ def fold_edges(edges: list[Ends], one_way: bool) -> Iterator[tuple[Ends, Pairs |
             yield (fold_set(every), fold_set(every)), Pairs.ALL
         else:
             rest += part
-    yield from _stars(rest, one_way)
+    alike: dict[Ends, list[Ends]] = {}
+    for edge in rest:
+        kinds = sorted(map(_kind, edge))
+        alike.setdefault((kinds[0], kinds[1]), []).append(edge)
+    for group in alike.values():
+        yield from _stars(group, one_way)
+
+
+def _kind(name: str) -> str:
+    """`cuda` of `n1/cuda:0`: what keeps unlike parts apart where an entry could hold both."""
+    return name.rpartition("/")[2].rpartition(":")[0]
 
 
 def _connected(edges: list[Ends]) -> list[list[Ends]]:
@@ -81,13 +92,13 @@ def _stars(edges: list[Ends], one_way: bool) -> Iterator[tuple[Ends, Pairs | Non
     for (hub, first), others in stars.items():
         shared.setdefault((frozenset(others), first), []).append(hub)
     single: list[Ends] = []
-    for (others, first), hubs in shared.items():
-        if len(others) == len(hubs) == 1:
-            (other,) = others
-            single.append((hubs[0], other) if first else (other, hubs[0]))
+    for (leaves, first), hubs in shared.items():
+        if len(leaves) == len(hubs) == 1:
+            (leaf,) = leaves
+            single.append((hubs[0], leaf) if first else (leaf, hubs[0]))
             continue
-        ends = (fold_set(hubs), fold_set(others)) if first else (fold_set(others), fold_set(hubs))
-        yield ends, Pairs.ALL if len(others) > 1 and len(hubs) > 1 else None
+        ends = (fold_set(hubs), fold_set(leaves)) if first else (fold_set(leaves), fold_set(hubs))
+        yield ends, Pairs.ALL if len(leaves) > 1 and len(hubs) > 1 else None
     yield from _one_to_one(single)
 
 

@@ -1,21 +1,19 @@
 """What a native file consists of, whether it is written as TOML, YAML or JSON. docs/topology-files.md explains it.
 
-A field that is annotated `Each[...]` has one value for all ids of its entry, or a list with a value for each.
+A field that may be a list has one value for all ids of its entry, or a value for each.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from fuel_parallel.topology.model import DeviceKind, Interconnect, Origin
 
-T = TypeVar("T")
-Each = T | list[T]
-FORMAT = "fuel-parallel 1"
+FORMAT: Literal["fuel-parallel 1"] = "fuel-parallel 1"
 
 Size = int | str
 Rate = float | str
@@ -49,9 +47,9 @@ class DeviceEntry(PartEntry, kw_only=True, omit_defaults=True, forbid_unknown_fi
     name: str = ""
     memory: Size | None = None
     tflops: float | None = None
-    numa: Each[Index] | None = None
-    bus: Each[str] = ""
-    cores: Each[str] = ""
+    numa: Index | list[Index] | None = None
+    bus: str | list[str] = ""
+    cores: str | list[str] = ""
 
 
 class CacheEntry(Entry, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -65,8 +63,8 @@ class CacheEntry(Entry, kw_only=True, omit_defaults=True, forbid_unknown_fields=
 class NumaEntry(PartEntry, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A NUMA domain. Its index, where it is not given, is the number at the end of its id."""
 
-    index: Each[Index] | None = None
-    cores: Each[str] = ""
+    index: Index | list[Index] | None = None
+    cores: str | list[str] = ""
     memory: Size | list[Size] | None = None
     caches: list[CacheEntry] = []
 
@@ -74,18 +72,18 @@ class NumaEntry(PartEntry, kw_only=True, omit_defaults=True, forbid_unknown_fiel
 class NicEntry(PartEntry, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A network card, or a port of one."""
 
-    name: Each[str] = ""
+    name: str | list[str] = ""
     speed: Rate | None = None
-    numa: Each[Index] | None = None
-    bus: Each[str] = ""
+    numa: Index | list[Index] | None = None
+    bus: str | list[str] = ""
 
 
 class SwitchEntry(PartEntry, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A switch, bridge or block."""
 
     kind: Interconnect = Interconnect.UNKNOWN
-    name: Each[str] = ""
-    bus: Each[str] = ""
+    name: str | list[str] = ""
+    bus: str | list[str] = ""
 
 
 class Figures(Entry, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -102,7 +100,7 @@ class Figures(Entry, kw_only=True, omit_defaults=True, forbid_unknown_fields=Tru
 class LinkEntry(Figures, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Links between parts, both ways unless `one_way`, from the first end to the second."""
 
-    between: tuple[Each[Id], Each[Id]]
+    between: tuple[Id | list[Id], Id | list[Id]]
     pairs: Pairs | None = None
     one_way: bool = False
 
@@ -110,7 +108,7 @@ class LinkEntry(Figures, kw_only=True, omit_defaults=True, forbid_unknown_fields
 class Override(Entry, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Other figures for single links, or other values for single parts, than the tables above them give."""
 
-    between: tuple[Each[Id], Each[Id]] | None = None
+    between: tuple[Id | list[Id], Id | list[Id]] | None = None
     pairs: Pairs | None = None
     one_way: bool = False
     kind: Interconnect | None = None

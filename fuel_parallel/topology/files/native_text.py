@@ -188,7 +188,7 @@ def _yaml_tree(source: Source, lines: Lines) -> Any:
             elif isinstance(event, yaml.CollectionEndEvent):
                 inside.pop(), keys.pop(), path.pop()
     except yaml.YAMLError as reason:
-        mark = getattr(reason, "problem_mark", None)
+        mark: Any = getattr(reason, "problem_mark", None)
         what = getattr(reason, "problem", None) or str(reason).splitlines()[0]
         raise source.error(f"this is no YAML: {what}", line=mark.line + 1 if mark else None) from None
     return top[0] if top else None
@@ -234,8 +234,8 @@ def _toml(source: Source) -> Any:
     except tomllib.TOMLDecodeError as reason:
         found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(reason))
         what = str(reason)[: found.start()] if found else str(reason)
-        line = int(found[1]) if found and found[1] else len(source.lines)
-        raise source.error(f"this is no TOML: {what}", line=line) from None
+        at = int(found[1]) if found and found[1] else len(source.lines)
+        raise source.error(f"this is no TOML: {what}", line=at) from None
     except ValueError:
         raise source.error("a number or a date is none that exists; expected such as 12 or 1.5") from None
 
