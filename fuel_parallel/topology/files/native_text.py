@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from fuel_parallel.errors import DataError
+from fuel_parallel.topology.files import native_yaml
+from fuel_parallel.topology.files.native_yaml import DEEPEST, Path
 from fuel_parallel.topology.files.source import Source
 
 LARGEST_MIB = {"json": 64, "toml": 8, "yaml": 4}
 """By how fast each is read, so that none takes more than a minute."""
-DEEPEST = 16
-
-Path = tuple[str | int, ...]
 Lines = dict[Path, int]
 
 _WORDS = "format|name|node|numa|device|nic|switch|link|override"
@@ -130,89 +129,6 @@ def _line_of_repeated(source: Source) -> int | None:
     return None
 
 
-# YAML.
-
-
-def _yaml(source: Source) -> Any:
-    return _yaml_tree(source, {})
-
-
-def _yaml_lines(source: Source) -> Iterator[tuple[Path, int]]:
-    lines: Lines = {}
-    _yaml_tree(source, lines)
-    yield from lines.items()
-
-
-def _yaml_tree(source: Source, lines: Lines) -> Any:
-    """Builds the data from the parser's events: nothing is called by a tag, repeated by an alias, or recursive."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    top: list[Any] = []
-    inside: list[Any] = [top]
-    keys: list[str | None] = [None]
-    path: list[str | int] = []
-
-    def put(value: Any, line: int) -> None:
-        """Adds a value to what is open, which a table answers to by taking it as a key first."""
-        into = inside[-1]
-        if isinstance(into, list):
-            path[-1:] = [len(into)] if len(inside) > 1 else []
-            into.append(value)
-        elif keys[-1] is None:
-            if not isinstance(value, str) or value in into:
-                raise source.error(_bad_key(value), line=line)
-            keys[-1] = path[-1] = value
-        else:
-            into[keys[-1]] = value
-            keys[-1] = None
-        lines.setdefault(tuple(path), line)
-
-    try:
-        for event in yaml.parse(source.text, Loader=loader):
-            line = event.start_mark.line + 1
-            if getattr(event, "anchor", None) or getattr(event, "tag", None):
-                raise source.error("anchors, aliases and tags have no meaning in a topology; write it out", line=line)
-            if isinstance(event, yaml.DocumentStartEvent) and top:
-                raise source.error("a second document begins here; expected one", line=line)
-            if isinstance(event, yaml.ScalarEvent):
-                put(_scalar(event.value) if event.implicit[0] else event.value, line)
-            elif isinstance(event, yaml.CollectionStartEvent):
-                value: Any = [] if isinstance(event, yaml.SequenceStartEvent) else {}
-                put(value, line)
-                if len(inside) > DEEPEST:
-                    raise source.error(f"nested too deeply; expected at most {DEEPEST} levels", line=line)
-                inside.append(value)
-                keys.append(None)
-                path.append("")
-            elif isinstance(event, yaml.CollectionEndEvent):
-                inside.pop(), keys.pop(), path.pop()
-    except yaml.YAMLError as reason:
-        mark: Any = getattr(reason, "problem_mark", None)
-        what = getattr(reason, "problem", None) or str(reason).splitlines()[0]
-        raise source.error(f"this is no YAML: {what}", line=mark.line + 1 if mark else None) from None
-    return top[0] if top else None
-
-
-def _bad_key(value: Any) -> str:
-    if isinstance(value, str):
-        return f"the key {value[:60]!r} stands twice in one table; expected once"
-    return f"{str(value)[:60]!r} is no key; keys are names of fields"
-
-
-def _scalar(text: str) -> Any:
-    """As in YAML 1.2: `0000:07:00.0` is an address and no number of sixtieths, and `no` is a name."""
-    if text in ("", "~", "null"):
-        return None
-    if text in ("true", "false"):
-        return text == "true"
-    if re.fullmatch(r"[-+]?(?:0|[1-9][0-9]{0,20})", text):
-        return int(text)
-    if re.fullmatch(r"[-+]?[0-9]{1,40}\.[0-9]{0,40}(?:[eE][-+]?[0-9]{1,3})?", text):
-        return float(text)
-    return text
-
-
 # TOML.
 
 _KEY = r"(?:[A-Za-z0-9_-]+|\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*')"
@@ -306,5 +222,9 @@ def _items(value: str, key: Path, line: int) -> Iterator[tuple[Path, int]]:
         line += word.count("\n")
 
 
-_PARSERS = {"json": _json, "yaml": _yaml, "toml": _toml}
-_LINES = {"json": _json_lines, "yaml": _yaml_lines, "toml": _toml_lines}
+_PARSERS: dict[str, Callable[[Source], Any]] = {"json": _json, "yaml": native_yaml.parse, "toml": _toml}
+_LINES: dict[str, Callable[[Source], Iterable[tuple[Path, int]]]] = {
+    "json": _json_lines,
+    "yaml": native_yaml.lines_of,
+    "toml": _toml_lines,
+}
