@@ -325,6 +325,8 @@ def test_a_mistake_is_refused_with_its_line(line, wrong, message) -> None:
         ('{"name": "a",\n', "file, line 2: this is no JSON"),
         ('{"name": "a",\n "device": [{"id": "cuda:0", "tflops":\n NaN}]}', "NaN is no figure of a machine"),
         ('{"name": "a", "device": ' + "[" * 100_000, "file: nested too deeply"),
+        ('{"name": "\\ud800"}', "file: half of a pair of surrogates is no letter"),
+        ('{"link": [{"between": ["a", "b"], "bandwidth": 1' + "0" * 400 + "}]}", "file"),
         ('{"name": ' + "1" * 5000 + "}", "thousands of digits"),
         ('{"name": "a",\n "device":\n [{"id": "cuda:0"},\n {"id": 5}]}', "file, line 4, device[1].id: Expected `str`"),
         ("name: a\nname: b", "file, line 2: the key 'name' stands twice"),
@@ -363,18 +365,36 @@ def test_other_files_are_not_taken_for_it(text) -> None:
     assert not native.matches(Source("other", text))
 
 
+def test_stars_and_comments_may_be_many() -> None:
+    text = f'[[switch]]\nid = "{"a" * 200_000},b/c"\n# {"." * 200}\n[[link]]\nbetween = ["{"*a" * 30}*", "*/*"]\n'
+    assert sum(1 for _ in read(text).connections()) == 1
+    assert "fits no part" in refusal(text.replace("a*", "aab*"))
+
+
 def test_the_way_back_is_unknown_of_a_link_one_way() -> None:
     t = read('[[device]]\nid = "cuda:[0-1]"\n[[link]]\nbetween = ["cuda:0", "cuda:1"]\none_way = true\n')
     assert t.link("cuda:0", "cuda:1") == Link()
     assert t.link("cuda:1", "cuda:0") is None
 
 
-def test_many_stars_are_refused_rather_than_waited_for(monkeypatch) -> None:
-    monkeypatch.setattr(native_expand, "MOST_GLOBBED", 10_000)
+@pytest.mark.parametrize(
+    "more",
+    [
+        '[[link]]\nbetween = ["b*", "b*"]\npairs = "all"\n',
+        '[[override]]\nbetween = ["a*", "b1"]\nbandwidth = 1\n',
+        '[[override]]\npart = "a[1-4000]"\nname = "x"\n',
+    ],
+)
+def test_names_are_counted_over_all_of_the_file(monkeypatch, more) -> None:
+    monkeypatch.setattr(native_expand, "MOST_NAMES", 18_000)
     text = '[[switch]]\nid = "a[1-4000],b[1-2]"\n[[link]]\nbetween = ["a*", "b*"]\npairs = "all"\n'
     assert sum(1 for _ in read(text).connections()) == 8000
-    more = '[[link]]\nbetween = ["b*", "b*"]\npairs = "all"\n'
-    assert "file, line 7, link[1].between: too many '*' for a topology of this size" in refusal(text + more)
+    assert "expressions up to here stand for more than 18000 names" in refusal(text + more)
+
+
+def test_a_machine_has_something_in_it() -> None:
+    text = "".join(f'[[node]]\nname = "n{x}[1-900000]"\n' for x in range(20))
+    assert "file, line 1, node[0]: there is nothing in this machine" in refusal(text)
 
 
 def test_more_links_than_memory_holds_are_counted_first() -> None:

@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fuel_parallel.errors import DataError
 
@@ -43,16 +44,19 @@ def count(text: str, most: int) -> int:
 
 
 def matcher(text: str) -> Callable[[str], bool] | None:
-    """Whether a name fits, for an expression with `*`, which stands for anything but `/`; None for one without."""
+    """Whether a name fits, for an expression with `*`, which stands for anything but `/`; None for one without.
+
+    >>> matcher("n*/cuda:*")("n7/cuda:0"), matcher("n*")("n7/cuda:0"), matcher("n7")
+    (True, False, None)
+    """
     pieces = _parse(text)
     if not any(segment is ANY for piece in pieces for segment in piece):
         return None
-    if any(sum(segment is ANY for segment in piece) > MOST_NUMBERS for piece in pieces) or len(pieces) > 64:
-        raise DataError(f"{text[:60]!r} has too many '*'; expected at most {MOST_NUMBERS} in a name")
     if any(isinstance(segment, tuple) for piece in pieces for segment in piece):
         raise DataError(f"{text[:60]!r} has both '*' and '[...]'; expected one of the two")
-    patterns = ["".join("[^/]*" if s is ANY else re.escape(str(s)) for s in piece) for piece in pieces]
-    return re.compile("|".join(f"(?:{p})" for p in patterns), re.DOTALL).fullmatch  # type: ignore[return-value]
+    words = ["".join("\0" if segment is ANY else str(segment) for segment in piece) for piece in pieces]
+    patterns = [[step.split("\0") for step in word.split("/")] for word in words]
+    return partial(_fits_any, patterns)
 
 
 def fold(names: Sequence[str]) -> str:
@@ -92,6 +96,27 @@ def escape(name: str) -> str:
     if not name:
         raise DataError("a part has no id; ids have at least one letter")
     return re.sub(r"[\\\[\],*]|^\s+|\s+$", lambda found: "".join(f"\\{c}" for c in found[0]), name)
+
+
+def _fits_any(patterns: list[list[list[str]]], name: str) -> bool:
+    steps = name.split("/")
+    return any(len(p) == len(steps) and all(map(_fits, p, steps)) for p in patterns)
+
+
+def _fits(pattern: list[str], step: str) -> bool:
+    """Whether what stands between the stars is in the step one after the other; no regular expression is as quick."""
+    if len(pattern) == 1:
+        return step == pattern[0]
+    first, *middle, last = pattern
+    at, end = len(first), len(step) - len(last)
+    if at > end or not (step.startswith(first) and step.endswith(last)):
+        return False
+    for word in middle:
+        found = step.find(word, at, end)
+        if found < 0:
+            return False
+        at = found + len(word)
+    return True
 
 
 # Parsing.

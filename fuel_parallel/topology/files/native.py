@@ -17,8 +17,9 @@ from fuel_parallel.topology.files.native_entries import Mistake, shown
 from fuel_parallel.topology.files.native_expand import Expansion, expand
 from fuel_parallel.topology.files.native_fold import fold_topology
 from fuel_parallel.topology.files.native_schema import File
-from fuel_parallel.topology.files.native_text import Path, language, lines_of, parse
+from fuel_parallel.topology.files.native_text import language, lines_of, parse
 from fuel_parallel.topology.files.native_toml import ordered, to_toml
+from fuel_parallel.topology.files.native_yaml import Path
 from fuel_parallel.topology.files.source import Source
 from fuel_parallel.topology.topology import DeviceTopology
 

@@ -15,7 +15,8 @@ from fuel_parallel.errors import TopologyError
 from fuel_parallel.topology.files import native
 from fuel_parallel.topology.files.native_expand import Expansion
 from fuel_parallel.topology.files.native_fold_links import Ends, figures, fold_edges
-from fuel_parallel.topology.files.native_text import Path, language
+from fuel_parallel.topology.files.native_text import language
+from fuel_parallel.topology.files.native_yaml import Path
 from fuel_parallel.topology.files.source import Source
 from fuel_parallel.topology.model import Link
 

@@ -14,7 +14,7 @@ from fuel_parallel.errors import DataError
 from fuel_parallel.topology.cores import parse_list
 from fuel_parallel.topology.files import expressions
 from fuel_parallel.topology.files.native_schema import DeviceEntry, Figures, NicEntry, NumaEntry, PartEntry, SwitchEntry
-from fuel_parallel.topology.files.native_text import Path
+from fuel_parallel.topology.files.native_yaml import Path
 from fuel_parallel.topology.files.units import parse_rate, parse_size, parse_time
 from fuel_parallel.topology.model import AnyPart, Cache, DeviceInfo, DeviceKind, Link, Nic, NumaDomain, Switch
 

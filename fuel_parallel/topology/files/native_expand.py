@@ -26,12 +26,12 @@ from fuel_parallel.topology.files.native_entries import (
     shown,
 )
 from fuel_parallel.topology.files.native_schema import File, LinkEntry, Node, Override, Pairs, PartEntry
-from fuel_parallel.topology.files.native_text import Path
+from fuel_parallel.topology.files.native_yaml import Path
 from fuel_parallel.topology.model import AnyPart, Link
 from fuel_parallel.topology.topology import DeviceTopology
 
-MOST_GLOBBED = 10_000_000
-"""Names that are held against a `*`, all in all."""
+MOST_NAMES = 10_000_000
+"""That expressions stand for, or are held against, all in all."""
 
 
 def expand(file: File) -> Expansion:
@@ -66,7 +66,7 @@ class Expansion:
         self.overridden: dict[Path, list[tuple[str, str]]] = {}
         self._machines: dict[Path, list[str]] = {}
         self._inside: dict[Path, list[str]] = {}
-        self._globbed = 0
+        self._spent = 0
 
     def topology(self) -> DeviceTopology:
         """All of it."""
@@ -81,6 +81,9 @@ class Expansion:
 
     def add_node(self, node: Node, path: Path) -> None:
         """The parts of every machine of a [[node]] table."""
+        if not any(getattr(node, table) for table in TABLES):
+            raise Mistake(path, "there is nothing in this machine; give it a device at least")
+        self._spend(count_of(node.name, (*path, "name")), path)
         names = self._machines[path] = names_of(node.name, (*path, "name"), MOST)
         inside: list[tuple[AnyPart, Path]] = []
         for table in TABLES:
@@ -110,6 +113,12 @@ class Expansion:
     def _room(self, count: int, path: Path) -> None:
         if count > MOST:
             raise Mistake(path, f"with this there are {count} parts or links; a topology has at most {MOST}")
+
+    def _spend(self, names: int, path: Path) -> None:
+        self._spent += names
+        if self._spent > MOST_NAMES:
+            reason = f"expressions up to here stand for more than {MOST_NAMES} names; say less, or say it once"
+            raise Mistake(path, reason)
 
     # Links.
 
@@ -160,6 +169,7 @@ class Expansion:
             # All pairs of parts with themselves come to this many before each is taken once.
             self._room(len(self.links) // 2 + times * len(ends[0]) * len(ends[1]) // 2, path)
             found = [(a, b) for a in ends[0] for b in ends[1] if a != b or len(ends[0]) == len(ends[1]) == 1]
+        self._spend(len(found), path)
         if not entry.one_way:
             found = list({frozenset(pair): pair for pair in reversed(found)}.values())[::-1]
         self._room(len(self.links) // 2 + times * len(found), path)
@@ -173,12 +183,11 @@ class Expansion:
         for text in [end] if isinstance(end, str) else end:
             fits = explained(path, partial(expressions.matcher, text))
             if fits is None:
+                self._spend(count_of(text, path), path)
                 found += names_of(text, path, MOST - len(found))
                 continue
             every = list(known)
-            self._globbed += len(every)
-            if self._globbed > MOST_GLOBBED:
-                raise Mistake(path, "too many '*' for a topology of this size; expected lists such as 'n[001-032]'")
+            self._spend(len(every) * (text.count(",") + 1), path)
             fitting = [name for name in every if fits(name)]
             if not fitting:
                 raise Mistake(path, f"{text!r} fits no part")

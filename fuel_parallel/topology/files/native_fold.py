@@ -48,7 +48,8 @@ def fold_topology(t: DeviceTopology) -> File:
         loose = [part for part in parts if isinstance(part, DeviceInfo) or not home[part.id]]
         for machine in every:
             machine.parts = [part for part in machine.parts if not isinstance(part, DeviceInfo)]
-        groups = _alike(every)
+        across += [c for machine in every if not machine.parts for c in machine.links]
+        groups = _alike([machine for machine in every if machine.parts])
     nodes = [_node(group) for group in groups]
     return File(format=FORMAT, name=t.name, node=nodes, link=fold_links(across), **_tables(loose))
 

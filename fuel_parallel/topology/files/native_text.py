@@ -58,7 +58,12 @@ def lines_of(source: Source, form: str) -> Lines:
 
 def _json(source: Source) -> Any:
     try:
-        return json.loads(source.text, object_pairs_hook=_unique, parse_constant=_no_number)
+        data = json.loads(source.text, object_pairs_hook=_unique, parse_constant=_no_number)
+        if re.search(r"\\u[dD][89a-fA-F]", source.text):
+            json.dumps(data, ensure_ascii=False).encode()
+        return data
+    except UnicodeEncodeError:
+        raise source.error("half of a pair of surrogates is no letter; write the letter itself") from None
     except json.JSONDecodeError as reason:
         raise source.error(f"this is no JSON: {reason.msg}, column {reason.colno}", line=reason.lineno) from None
     except DataError as reason:
@@ -143,7 +148,8 @@ _TEXT = re.compile(
 def _toml(source: Source) -> Any:
     for number, line in enumerate(source.lines, 1):
         # Keys of many parts take a parser the square of their number.
-        if len(re.sub(r"\"[^\"]*\"|'[^']*'", "", line).partition("=")[0].split(".")) > 4 * DEEPEST:
+        bare = re.sub(r"\"[^\"]*\"|'[^']*'", "", line).partition("#")[0]
+        if bare.partition("=")[0].count(".") > 4 * DEEPEST:
             raise source.error(f"nested too deeply; expected at most {DEEPEST} levels", line=number)
     try:
         return tomllib.loads(source.text)
