@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fuel_parallel.errors import FuelError
-from fuelrun.plan import read_topology
+from fuelrun.topology_input import read
 
 if TYPE_CHECKING:
     from fuel_parallel.topology.mesh_axes import MeshAxis
@@ -16,9 +15,9 @@ if TYPE_CHECKING:
 
 HELP = """\b
 Examples:
-  fuelrun topology place cluster.json --axis dp=2 --axis tp=4
-  fuelrun topology place cluster.json --axis dp=8:100MiB --axis pp=4:p2p:8MiB --axis tp=8:16MiB --within-node tp
-  fuelrun topology place cluster.json --axis dp=2 --axis tp=4 --rankfile > ranks
+  fuelrun topology place cluster.toml --axis dp=2 --axis tp=4
+  fuelrun topology place cluster.toml --axis dp=8:100MiB --axis pp=4:p2p:8MiB --axis tp=8:16MiB --within-node tp
+  fuelrun topology place cluster.toml --axis dp=2 --axis tp=4 --rankfile > ranks
 
 An axis is NAME=SIZE, and after colons what its ranks do (all_reduce, reduce_scatter, all_gather, broadcast, all_to_all,
 p2p) and with how many bytes [all_reduce, 1MiB]. The last axis has its ranks next to each other.
@@ -46,7 +45,7 @@ class Axis(click.ParamType[Any]):
 
 
 @click.command(epilog=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.argument("topology_file", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="TOPOLOGY")
+@click.argument("topology_file", metavar="FILE|-|EXAMPLE")
 @click.option(
     "--axis", "axes", type=Axis(), multiple=True, required=True, metavar="AXIS", help="One axis, outermost first."
 )
@@ -56,7 +55,7 @@ class Axis(click.ParamType[Any]):
 @click.option("--rankfile", is_flag=True, help="Print a rankfile for Open MPI instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the placement as JSON.")
 def place(
-    topology_file: Path,
+    topology_file: str,
     axes: tuple[MeshAxis, ...],
     within_node: tuple[str, ...],
     memory_gib: float | None,
@@ -75,7 +74,7 @@ def place(
         raise click.UsageError(f"--within-node {strange}: there is no such axis; the axes are {', '.join(names)}")
     kept = [msgspec.structs.replace(axis, within_node=axis.name in within_node) for axis in axes]
     memory = None if memory_gib is None else int(memory_gib * 2**30)
-    placed = placement.place(read_topology(topology_file), kept, memory_bytes=memory, likely=True, seed=seed)
+    placed = placement.place(read(topology_file), kept, memory_bytes=memory, likely=True, seed=seed)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(placed), indent=2).decode())
     elif rankfile:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fuelrun.topology_input import read
+
 if TYPE_CHECKING:
-    from fuel_parallel.topology import DeviceTopology
     from fuel_parallel.topology.planner import Plan
 
 HELP = """\b
 Examples:
-  fuelrun plan --topology cluster.json --model model.toml
-  fuelrun plan --topology cluster.json --model model.toml -o mesh.toml
-  fuelrun plan --topology cluster.json --model model.toml --tflops 312 --memory 80 --json
+  fuelrun plan --topology cluster.toml --model model.toml
+  fuelrun plan --topology cluster.toml --model model.toml -o mesh.toml
+  fuelrun plan --topology cluster.toml --model model.toml --tflops 312 --memory 80 --json
 
 A model.toml has layers, hidden, heads, sequence, global_batch and vocabulary, and where they differ from a GPT's
 kv_heads, ffn, gated, tied, dtype, optimizer, flash_attention and dropout.
@@ -29,10 +30,9 @@ COLUMNS = ("dp", "pp", "tp", "micro", "chunks", "recompute", "sequence", "sharde
 @click.option(
     "--topology",
     "topology_file",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
     required=True,
     metavar="FILE",
-    help="The machines and their links.",
+    help="The machines and their links: a file in any format, - or the name of an example.",
 )
 @click.option(
     "--model",
@@ -58,7 +58,7 @@ COLUMNS = ("dp", "pp", "tp", "micro", "chunks", "recompute", "sequence", "sharde
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plans as JSON.")
 def plan(
-    topology_file: Path,
+    topology_file: str,
     model_file: Path,
     tflops: float | None,
     memory_gib: float | None,
@@ -77,7 +77,7 @@ def plan(
     from fuel_parallel.topology.transformer import read_model
 
     memory = None if memory_gib is None else int(memory_gib * 2**30)
-    topology, model = read_topology(topology_file), read_model(model_file)
+    topology, model = read(topology_file), read_model(model_file)
     plans = planner.plan(topology, model, best=best, tflops=tflops, memory_bytes=memory)
     if output is not None:
         try:
@@ -88,26 +88,6 @@ def plan(
         click.echo(msgspec.json.format(msgspec.json.encode(plans), indent=2).decode())
     else:
         _print(plans)
-
-
-def read_topology(path: Path) -> DeviceTopology:
-    """The topology of a file, in any format that `fuel_parallel.topology.files` reads; a description as JSON always."""
-    import importlib
-    import importlib.util
-
-    import msgspec
-
-    from fuel_parallel.errors import DataError
-    from fuel_parallel.topology import Description, DeviceTopology
-
-    if importlib.util.find_spec("fuel_parallel.topology.files") is not None:
-        read = importlib.import_module("fuel_parallel.topology.files").read
-        topology: DeviceTopology = read(path)
-        return topology
-    try:
-        return DeviceTopology.from_description(msgspec.json.decode(path.read_bytes(), type=Description))
-    except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} describes no topology: {error}") from None
 
 
 def _row(one: Plan) -> tuple[str, ...]:

@@ -1,8 +1,12 @@
-"""`fuelrun topology`: what this machine, or the machines of a job, consist of."""
+"""`fuelrun topology`: what machines consist of: this one, those of a job, or those of a file."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,6 +14,7 @@ from fuel_parallel import environment
 from fuelrun.bench import check_folder, on_ranks
 from fuelrun.option_types import Count
 from fuelrun.place import place
+from fuelrun.topology_input import examine, read
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PROBING = "fuel_parallel.comm.speed.probing"
@@ -27,7 +32,11 @@ def topology() -> None:
 @click.option("--per-rank", is_flag=True, help="Give each rank of a machine a CPU device of its own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the topology as JSON.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write it as JSON."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write it as TOML, JSON (.json) or YAML (.yaml).",
 )
 def probe(ranks: int | None, measure: bool, validate: bool, per_rank: bool, as_json: bool, output: Path | None) -> int:
     """Find out what this machine consists of: cores, NUMA domains, caches, GPUs, network cards and links.
@@ -40,7 +49,9 @@ def probe(ranks: int | None, measure: bool, validate: bool, per_rank: bool, as_j
       fuelrun topology probe                            this machine
       fuelrun topology probe --measure -n 2             with the bandwidth and latency between two ranks
       fuelrun topology probe --validate -n 2            how near the predictions from these are to timings
-      mpirun -n 64 fuelrun topology probe -o all.json   the machines of a job
+      mpirun -n 64 fuelrun topology probe -o all.toml   the machines of a job
+
+    With --measure a TOML file that is there already keeps all else, comments too, and gets the measured figures.
     """  # noqa: D301 (click wants the backspace itself)
     check_folder("--output", output)
     claim = environment.detect()
@@ -61,16 +72,115 @@ def probe(ranks: int | None, measure: bool, validate: bool, per_rank: bool, as_j
 
 
 @topology.command(context_settings=SETTINGS)
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.argument("file", metavar="FILE|-|EXAMPLE")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def show(file: Path, as_json: bool) -> int:
-    """Show the devices and links of a FILE that `fuelrun topology probe -o FILE` wrote."""
-    from fuel_parallel.topology.text import LARGEST, emit, from_json
+def show(file: str, as_json: bool) -> None:
+    """Show the devices and links of a FILE in any format, of standard input (-), or of an example that is shipped.
 
-    if file.stat().st_size > LARGEST:
-        raise click.UsageError(f"{file} has {file.stat().st_size} bytes; a topology has at most {LARGEST}")
-    emit(from_json(file.read_bytes(), str(file)), as_json, None)
-    return 0
+    \b
+    Examples:
+      fuelrun topology show cluster.toml
+      nvidia-smi topo -m | fuelrun topology show -
+      fuelrun topology show fat-tree
+    """  # noqa: D301
+    from fuel_parallel.topology.text import emit
 
+    t = read(file)
+    if sys.stdout.isatty() and not as_json:
+        from fuelrun.topology_tree import show as show_tree
+
+        show_tree(t)
+    else:
+        emit(t, as_json, None)
+
+
+@topology.command(context_settings=SETTINGS)
+@click.argument("file", metavar="FILE|-|EXAMPLE")
+@click.option("--to", "name", default="native", metavar="FORMAT", help="The format [default: native].")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write it to a file."
+)
+def convert(file: str, name: str, output: Path | None) -> None:
+    """Write the topology of a FILE in another format.
+
+    The native format is TOML; toml, yaml and json, or the suffix of OUT, say in which language it is written.
+    """
+    from fuel_parallel.errors import ArgumentError
+    from fuel_parallel.topology import files
+    from fuel_parallel.topology.files import native
+
+    check_folder("--output", output)
+    t = read(file)
+    if name == "native" and output is not None:
+        name = native.form_of(output.name)
+    try:
+        text = native.write(t, name) if name in native.FORMS else files.write(t, name)
+    except ArgumentError as reason:
+        raise click.UsageError(f"--to {name}: {reason}; and {', '.join(native.FORMS)} for the native one") from None
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as reason:
+        raise click.UsageError(f"--output {output}: {reason.strerror}") from None
+    click.echo(f"{t!r} written to {output}")
+
+
+@topology.command(context_settings=SETTINGS)
+@click.argument("names", nargs=-1, required=True, metavar="FILE...")
+@click.option("--strict", is_flag=True, help="Exit with 1 when there are problems, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def check(names: tuple[str, ...], strict: bool, as_json: bool) -> int:
+    """Say of each FILE which format it has, what is in it, and what looks wrong. Exits with 1 when one is refused."""
+    found = [_checked(name) for name in names]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        for one in found:
+            click.echo("\n".join(_lines(one)))
+    return int(any(one["error"] or (strict and one["problems"]) for one in found))
+
+
+def _checked(name: str) -> dict[str, Any]:
+    from fuel_parallel.errors import TopologyError
+    from fuel_parallel.topology.problems import problems
+
+    found: dict[str, Any] = {"file": name, "error": None, "format": None, "notes": [], "problems": []}
+    try:
+        reading = examine(name)
+    except (TopologyError, click.UsageError) as reason:
+        return found | {"error": str(reason)}
+    t = reading.topology
+    counts = {
+        "machines": len(t.nodes) or 1,
+        "devices": len(t),
+        "numa": len(t.numa_domains),
+        "nics": len(t.nics),
+        "switches": len(t.switches),
+        "links": sum(1 for _ in t.connections()),
+    }
+    about = {"format": reading.format.name, "counts": counts, "notes": list(reading.notes), "problems": problems(t)}
+    return found | about
+
+
+def _lines(one: dict[str, Any]) -> Iterator[str]:
+    if one["error"]:
+        yield f"{one['file']}: refused: {one['error']}"
+        return
+    counts = ", ".join(f"{number} {_WORDS[what][number != 1]}" for what, number in one["counts"].items() if number)
+    yield f"{one['file']}: {one['format']}: {counts}"
+    yield from (f"  note: {text}" for text in one["notes"])
+    yield from (f"  problem: {text}" for text in one["problems"])
+
+
+_WORDS = {
+    "machines": ("machine", "machines"),
+    "devices": ("device", "devices"),
+    "numa": ("NUMA domain", "NUMA domains"),
+    "nics": ("network card", "network cards"),
+    "switches": ("switch", "switches"),
+    "links": ("link", "links"),
+}
 
 topology.add_command(place)

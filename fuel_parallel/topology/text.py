@@ -1,4 +1,4 @@
-"""A topology as text: an outline to read, and JSON."""
+"""A topology as text: an outline to read, or a native file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from fuel_parallel.errors import DataError
+from fuel_parallel.topology.files import native
+from fuel_parallel.topology.files.native_edit import edit
+from fuel_parallel.topology.files.source import Source
 from fuel_parallel.topology.model import (
     AnyPart,
-    Description,
     DeviceInfo,
     Link,
     Nic,
@@ -22,42 +22,38 @@ from fuel_parallel.topology.model import (
 )
 from fuel_parallel.topology.topology import DeviceTopology
 
-LARGEST = 64 << 20
-"""Bytes of a file that is read at most."""
 
+def emit(t: DeviceTopology, as_json: bool, output: Path | None, *, measured: bool = False) -> None:
+    """Prints a topology, or writes it to a file in the native format and says so. Raises `DataError` if that fails.
 
-def emit(t: DeviceTopology, as_json: bool, output: Path | None) -> None:
-    """Prints a topology, or writes it to a file as JSON and says so. Raises `DataError` if that fails."""
-    if output is not None:
-        try:
-            output.write_text(to_json(t) + "\n")
-        except OSError as reason:
-            raise DataError(f"cannot write {output}: {reason.strerror}") from None
-        sys.stdout.write(f"{t!r} written to {output}\n")
-    else:
-        sys.stdout.write((to_json(t) if as_json else "\n".join(outline(t))) + "\n")
-
-
-def to_json(t: DeviceTopology) -> str:
-    """All of a topology as JSON; `from_json` reads it.
-
-    >>> from_json(to_json(DeviceTopology("empty"))) == DeviceTopology("empty")
-    True
+    Of one that was `measured` a TOML file that is there already gets the figures, and keeps all else.
     """
-    return msgspec.json.format(msgspec.json.encode(t.description())).decode()
-
-
-def from_json(text: str | bytes, source: str = "the text") -> DeviceTopology:
-    """Reads what `to_json` wrote.
-
-    Raises `DataError` when the text is something else, and `TopologyError` when what it says does not hold together.
-    """
-    if len(text) > LARGEST:
-        raise DataError(f"{source} has {len(text)} bytes; a topology has at most {LARGEST}")
+    if output is None:
+        sys.stdout.write(native.write(t, "json") if as_json else "\n".join(outline(t)) + "\n")
+        return
+    text, what = native.write(t, native.form_of(output.name)), f"{t!r}"
+    if measured and output.exists() and native.form_of(output.name) == "toml":
+        text, what = _with_measured(t, Source.open(output))
     try:
-        return DeviceTopology.from_description(msgspec.json.decode(text, type=Description))
-    except (msgspec.DecodeError, RecursionError) as reason:
-        raise DataError(f"{source} is no topology: {reason}") from None
+        output.write_text(text, encoding="utf-8")
+    except OSError as reason:
+        raise DataError(f"cannot write {output}: {reason.strerror}") from None
+    sys.stdout.write(f"{what} written to {output}\n")
+
+
+def _with_measured(t: DeviceTopology, source: Source) -> tuple[str, str]:
+    """A file that somebody wrote, with the links of it that were measured; and how many these are, in words."""
+    found = [c for c in t.connections() if c.link.origin is Origin.MEASURED]
+    links = {(c.source, c.target): c.link for c in found}
+    links |= {(c.target, c.source): c.link for c in found if not c.one_way}
+    there = native.read_expansion(source).links
+    known = {ends: link for ends, link in links.items() if ends in there}
+    if not known:
+        some = " and ".join(map(repr, next(iter(links), ("none",))))
+        raise source.error(f"it has none of the links that were measured, such as {some}; write to another file")
+    missing = len({frozenset(ends) for ends in links.keys() - known.keys()})
+    what = f"figures of {len({frozenset(ends) for ends in known})} links"
+    return edit(source, known), what + f" ({missing} that were measured are not in the file)" * bool(missing)
 
 
 def outline(t: DeviceTopology) -> Iterator[str]:
@@ -67,21 +63,22 @@ def outline(t: DeviceTopology) -> Iterator[str]:
     parts = t.description().parts
     for node in [*t.nodes, ""]:
         mine = [p for p in parts if p.node == node]
-        if node:
-            yield node
+        if node or (t.nodes and mine):
+            yield node or "between machines"
         for part in sorted(mine, key=lambda p: _ORDER.index(type(p))):
-            yield f"  {part.id.removeprefix(f'{node}/'):<20} {_facts(part)}".rstrip()
+            yield f"  {part.id.removeprefix(f'{node}/'):<20} {facts(part)}".rstrip()
             for target, link in t.links_of(part.id).items():
                 pair = frozenset((part.id, target))
                 if pair not in shown:
                     shown.add(pair)
-                    yield f"    - {target.removeprefix(f'{node}/'):<18} {_link(link)}".rstrip()
+                    yield f"    - {target.removeprefix(f'{node}/'):<18} {link_words(link)}".rstrip()
 
 
 _ORDER = (NumaDomain, DeviceInfo, Nic, Switch)
 
 
-def _facts(part: AnyPart) -> str:
+def facts(part: AnyPart) -> str:
+    """What is known of a part."""
     words: list[str] = []
     if isinstance(part, DeviceInfo):
         words = [part.name, _bytes(part.memory_bytes), part.cores and f"cores {part.cores}", part.bus]
@@ -96,7 +93,8 @@ def _facts(part: AnyPart) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _link(link: Link) -> str:
+def link_words(link: Link) -> str:
+    """What is known of a link."""
     words = [link.path, link.interconnect.value.replace("_", " ")]
     words.append("bandwidth unknown" if link.bandwidth_mb_s is None else f"{gb_s(link.bandwidth_mb_s):.1f} GB/s")
     if link.latency_us is not None:

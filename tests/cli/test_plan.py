@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import tomllib
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 
-from fuel_parallel.errors import DataError
+from fuel_parallel.errors import TopologyFileError
+from fuel_parallel.topology.files import native
 from fuelrun.place import place
 from fuelrun.plan import plan
 from tests.topology.machines import fat_tree, two_nodes
@@ -20,7 +20,7 @@ MODEL = "layers = 8\nhidden = 1024\nheads = 16\nsequence = 512\nglobal_batch = 6
 @pytest.fixture
 def files(tmp_path):
     for name, topology in (("fat.json", fat_tree(2)), ("pair.json", two_nodes(shuffled=3))):
-        (tmp_path / name).write_bytes(msgspec.json.encode(topology.description()))
+        (tmp_path / name).write_text(native.write(topology, "json"))
     (tmp_path / "model.toml").write_text(MODEL)
     return tmp_path
 
@@ -42,7 +42,7 @@ def test_plans_are_a_table_json_and_a_file(files) -> None:
 
 
 def test_a_file_that_is_no_topology_is_said(files) -> None:
-    with pytest.raises(DataError, match="describes no topology"):
+    with pytest.raises(TopologyFileError, match=r"model.toml: no known format: it begins with 'layers = 8'"):
         run(plan, "--topology", files / "model.toml", "--model", files / "model.toml")
 
 
@@ -60,7 +60,7 @@ def test_a_placement_is_text_json_and_a_rankfile(files) -> None:
     [
         (["--axis", "tp"], "expected NAME=SIZE"),
         (["--axis", "tp=0"], "expected NAME=SIZE"),
-        (["--axis", "tp=4:gather"], "'gather' is neither a collective nor a size"),
+        (["--axis", "tp=4:gather"], "'gather' is neither a collective"),
         (["--axis", "tp=4", "--within-node", "dp"], "there is no such axis; the axes are tp"),
     ],
 )

@@ -229,7 +229,7 @@ def main() -> None:
     validated = options.validate
     t = probe_all(world, measure=options.measure or validated, per_rank=options.per_rank or validated)
     if world.is_root and not (validated and options.output is None):
-        emit(t, options.json, options.output)
+        emit(t, options.json, options.output, measured=options.measure or validated)
     if validated:
         found = compare(world, t)
         if world.is_root:
