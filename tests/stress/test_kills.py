@@ -125,6 +125,17 @@ def time_of_a_run(launcher: str, folder: Path) -> float:
     return time.monotonic() - begin
 
 
+def killed(pid: int) -> bool:
+    """Kills a process, or says that there is none."""
+    if not pid:
+        return False
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def kill_one(rng: random.Random, launcher: str, longest: float, folder: Path, number: int) -> tuple[float, str]:
     """Kills a rank at some moment; how long the job then took to end, and in words what is wrong about that end."""
     ranks = rng.choice((2, 2, 3))
@@ -134,12 +145,11 @@ def kill_one(rng: random.Random, launcher: str, longest: float, folder: Path, nu
     time.sleep(moment)
     while not (found := job.ranks()) and job.process.poll() is None:
         time.sleep(0.005)
-    if not found:
+    known = {name for pid in found for name in mapped(pid)} & shared_files()
+    victim = rng.choice(found or [0])
+    if not killed(victim):
         job.process.communicate()
         return kill_one(rng, launcher, longest * 0.9, folder, number + 100_000)  # it was over before
-    victim = rng.choice(found)
-    known = {name for pid in found for name in mapped(pid)} & shared_files()
-    os.kill(victim, signal.SIGKILL)
     begin = time.monotonic()
     _, err = job.process.communicate(timeout=60)
     took = time.monotonic() - begin
