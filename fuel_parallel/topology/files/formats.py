@@ -38,7 +38,7 @@ class Format:
 
 
 # In the order in which they are tried: those with a sure sign first, lists of hosts, which have none, last.
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (Format("nvidia-smi", "nvidia-smi topo -m and -L", "nvidia_smi"),)
 
 
 @dataclass(frozen=True)
