@@ -38,7 +38,11 @@ class Format:
 
 
 # In the order in which they are tried: those with a sure sign first, lists of hosts, which have none, last.
-FORMATS: tuple[Format, ...] = (Format("nvidia-smi", "nvidia-smi topo -m and -L", "nvidia_smi"),)
+FORMATS: tuple[Format, ...] = (
+    Format("rocm-smi", "rocm-smi --showtopo", "rocm_smi"),
+    Format("amd-smi", "amd-smi topology", "amd_smi"),
+    Format("nvidia-smi", "nvidia-smi topo -m and -L", "nvidia_smi"),
+)
 
 
 @dataclass(frozen=True)
