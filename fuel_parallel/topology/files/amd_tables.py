@@ -25,7 +25,10 @@ class Section:
 
 
 def sections(source: Source, title_of: Callable[[str, int], str | None]) -> dict[str, Section]:
-    """The sections by title, of lines in which `title_of` finds one; "" ends a section. Raises where a title comes twice."""
+    """The sections by title, which `title_of` finds in a line and its number; "" ends a section.
+
+    Raises `TopologyFileError` where a title comes twice.
+    """
     found: dict[str, Section] = {}
     current: Section | None = None
     for number, line in enumerate(COLOURS.sub("", source.text).split("\n"), 1):
