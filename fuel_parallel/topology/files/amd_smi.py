@@ -64,10 +64,9 @@ def read(source: Source) -> DeviceTopology:
 def _check_buses(source: Source, buses: dict[int, str], line: int | None) -> None:
     owner: dict[str, int] = {}
     for gpu, bus in buses.items():
-        if owner.setdefault(bus, gpu) != gpu:
-            raise source.error(
-                f"GPUs {owner[bus]} and {gpu} have the same address {bus}; expected each once", line=line
-            )
+        if bus and owner.setdefault(bus, gpu) != gpu:
+            reason = f"GPUs {owner[bus]} and {gpu} have the same address {bus}; expected each once"
+            raise source.error(reason, line=line, key=f"gpu {gpu}, bdf")
 
 
 def _from_json(source: Source) -> DeviceTopology:

@@ -97,7 +97,7 @@ def _names(
             break
         for word in words:
             if word in names or len(names) == MOST_GPUS:
-                reason = f"two columns are called {word}" if word in names else f"more than {MOST_GPUS} columns"
+                reason = f"two columns called {word}" if word in names else f"more than {MOST_GPUS} columns"
                 raise source.error(f"{section.title!r} has {reason}; expected each GPU once", line=number)
             names[word] = None
         place += 1
