@@ -208,6 +208,9 @@ ODDITIES = {
     "colours": TWO_AND_A_CARD.replace("\tGPU0\tGPU1", "\x1b[4m\tGPU0\tGPU1\x1b[0m", 1).replace(
         "PIX", "\x1b[31mPIX\x1b[0m"
     ),
+    "colours without their escape": TWO_AND_A_CARD.replace("\tGPU0\tGPU1", "[4m\tGPU0\tGPU1").replace(
+        "ID\n", "ID[0m\n"
+    ),
     "carriage returns": TWO_AND_A_CARD.replace("\n", "\r\n"),
     "indented": re.sub("^", "    ", TWO_AND_A_CARD, flags=re.MULTILINE),
     "spaces": TWO_AND_A_CARD.replace("\t\tN/A", "\tN/A").expandtabs(),
@@ -312,6 +315,12 @@ def test_what_access_does_not_work_is_noted() -> None:
     notes = examine_text(TWO_AND_A_CARD + ACCESS).notes
     assert ["peer-to-peer access does not work from GPU0 to GPU1 (GNS)" in note for note in notes] == [True]
     assert examine_text(TWO_AND_A_CARD + ACCESS.replace("GNS\t", "OK\t")).notes == ()
+
+
+def test_what_access_does_not_work_is_noted_below_a_list_too() -> None:
+    reading = examine_text(LIST + ACCESS)
+    assert (len(reading.topology), list(reading.topology.connections())) == (2, [])
+    assert "line 3: peer-to-peer access does not work from GPU0 to GPU1 (GNS)" in reading.notes[0]
 
 
 REFUSED = {

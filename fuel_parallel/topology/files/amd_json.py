@@ -65,8 +65,7 @@ def cell(source: Source, value: Any, place: str) -> Cell:
 
 
 def _what(value: Any) -> str:
-    names = {dict: "an object", list: "a list"}
-    return names.get(type(value)) or repr(value)[:40]
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)[:40]
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

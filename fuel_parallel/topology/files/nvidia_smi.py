@@ -72,14 +72,16 @@ def read(source: Source) -> DeviceTopology:
         for table in (one for one in found if one is not links[0]):
             _note_access(source, table)
         return _from_matrix(source, links[0], gpus)
+    if gpus:
+        for table in found:
+            _note_access(source, table)
+        return _from_list(source, gpus)
     if found:
         raise source.error(
             "this is a matrix of `nvidia-smi topo -p2p`: it says which pairs may read each other's memory, and not how "
             "they are linked; paste the output of `nvidia-smi topo -m`",
             line=found[0].line,
         )
-    if gpus:
-        return _from_list(source, gpus)
     raise _no_table(source)
 
 

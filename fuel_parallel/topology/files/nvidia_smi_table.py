@@ -22,6 +22,9 @@ NAME = r"(?:GPU\d{1,4}(?!\d)|NIC\d{1,4}(?!\d)|mlx\d{1,2}_\d{1,4}(?!\d))"
 LINK_CELL = r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|X"
 ACCESS_CELL = r"OK|CNS|GNS|TNS|NS|DR|U"
 CELL = re.compile(rf"[ \t]*({LINK_CELL}|{ACCESS_CELL}|N/A)", re.ASCII)
+LOST_ESCAPE = re.compile(r"(?:\^\[)?\[[0-9;]{0,8}m")
+"""A colour of which a page or a pager took the first character."""
+
 TITLES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 ROW_START = re.compile(rf"[ \t]*({NAME})", re.ASCII)
@@ -56,7 +59,8 @@ class Table:
 
 def plain_lines(source: Source) -> list[str]:
     """The lines without colours; "" for those that no table has: of any length they would take time."""
-    return [line if len(line) < 1 << 16 else "" for line in COLOURS.sub("", source.text).split("\n")]
+    text = LOST_ESCAPE.sub("", COLOURS.sub("", source.text))
+    return [line if len(line) < 1 << 16 else "" for line in text.split("\n")]
 
 
 def tables(source: Source) -> list[Table]:
