@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 import pytest
@@ -137,7 +137,10 @@ def test_four_gpus_on_pci_whose_end_is_cut_off() -> None:
         Link(interconnect=Interconnect.PCIE, path="PCIE, weight 52")
     }
     assert {d.numa for d in t.devices} == {None}
-    assert reading.notes == ("no NUMA nodes are given; which domain each GPU is next to is unknown",)
+    assert reading.notes == (
+        "no NUMA nodes are given; which domain each GPU is next to is unknown",
+        "the end of the output is cut off; there may be more GPUs and NUMA nodes than it shows",
+    )
 
 
 def test_a_row_that_is_cut_is_refused() -> None:
@@ -233,6 +236,20 @@ def test_lines_about_cards_name_them() -> None:
 def test_a_machine_without_numa() -> None:
     t = read(re.sub(r"Node: \d", "Node: -1", ROCM))
     assert ({d.numa for d in t.devices}, t.numa_domains) == ({None}, [])
+
+
+@pytest.mark.parametrize("text", [ROCM, AMD], ids=["rocm-smi", "amd-smi"])
+def test_a_text_that_is_cut_anywhere_is_refused_or_says_what_is_missing(text: str) -> None:
+    whole = read(text)
+    for end in range(0, len(text.rstrip()) - 1, 7):
+        if outcome(text[:end]):
+            continue
+        reading = examine_text(text[:end])
+        assert reading.topology.device_ids() == whole.device_ids()
+        for a, b in permutations(range(3), 2):
+            found, right = reading.topology.link(f"rocm:{a}", f"rocm:{b}"), link(whole, a, b)
+            assert found == right or reading.notes
+            assert found is None or found.interconnect in (Interconnect.UNKNOWN, right.interconnect)
 
 
 # amd-smi.

@@ -383,6 +383,20 @@ def test_a_file_that_wants_our_time_does_not_get_it(text: str) -> None:
     assert time.perf_counter() - start < 5
 
 
+@pytest.mark.parametrize("text", [TWO_AND_A_CARD, ODDITIES["spaces"]], ids=["tabs", "spaces"])
+def test_a_text_that_is_cut_anywhere_is_refused_or_right_about_its_gpus(text: str) -> None:
+    whole = read(text)
+    for end in range(len(text)):
+        if not outcome(text[:end]):
+            t = read(text[:end])
+            assert t.device_ids() == whole.device_ids()
+            assert path(t, "cuda:0", "cuda:1") == "NV4"
+            assert all(
+                (d.cores, d.numa) in (("", None), (w.cores, w.numa))
+                for d, w in zip(t.devices, whole.devices, strict=True)
+            )
+
+
 WAYS = st.sampled_from(["NV1", "NV12", "PIX", "PXB", "PHB", "NODE", "SYS"])
 
 

@@ -23,6 +23,7 @@ SIGNS = (
     "(Topology) Weight between DRM devices",
     "(Topology) Link type between",
 )
+BEGINNING, END = "ROCm System Management Interface", "End of ROCm SMI Log"
 GPU = r"GPU\d{1,4}"
 
 FACT = re.compile(
@@ -58,6 +59,8 @@ def read(source: Source) -> DeviceTopology:
         source.note("no NUMA nodes are given; which domain each GPU is next to is unknown")
     if not tables:
         source.note("NUMA nodes only: how the GPUs are linked is unknown; `rocm-smi --showtopo` says it")
+    if BEGINNING in source.text and END not in source.text:
+        source.note("the end of the output is cut off; there may be more GPUs and NUMA nodes than it shows")
     return build(source, gpus, machine)
 
 
