@@ -286,6 +286,7 @@ def test_the_overview_gives_models_and_addresses() -> None:
         f"|   {n}  NVIDIA H100 80GB HBM3          On  |   00000000:{bus}:00.0 Off |                    0 |\n"
         for n, bus in enumerate(("1B", "43"))
     )
+    assert read(overview).device_ids() == ["cuda:0", "cuda:1"]
     t = read(overview + TWO_AND_A_CARD)
     assert [(d.name, d.bus) for d in t.devices] == [
         ("NVIDIA H100 80GB HBM3", "0000:1b:00.0"),
@@ -345,6 +346,10 @@ REFUSED = {
     TWO_AND_A_CARD + TWO_AND_A_CARD: "line 14: a second matrix; the first is in line 1",
     TWO_AND_A_CARD + "  NIC1: mlx5_3\n": "line 14: NIC1 and NIC0 are both called mlx5_3",
     TWO_AND_A_CARD + "  NIC0: mlx5_4\n": "line 14: NIC0 is called mlx5_4 here and mlx5_3 before",
+    TWO_AND_A_CARD.replace("GPU1", "mlx5_3"): "line 1: the legend calls NIC0 mlx5_3, which has a column of its own",
+    TWO_AND_A_CARD.replace(
+        "NIC0\tPIX", "GPU2\tPIX"
+    ): "line 4: a row of GPU2, for which the header (line 1) has no column",
     TWO_AND_A_CARD.split("\n", 1)[1]: "line 1: rows of `nvidia-smi topo -m` without its header",
     TWO_AND_A_CARD.split("\n", 1)[0]: "line 1: rows of `nvidia-smi topo -m` without its header, or a header without",
     LIST + LIST: "line 3: a second GPU 0",

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from fuel_parallel.topology.cores import MOST
-from fuel_parallel.topology.files.nvidia_smi_list import LISTED, Gpu, listed
+from fuel_parallel.topology.files.nvidia_smi_list import LISTED, OVERVIEW, Gpu, listed
 from fuel_parallel.topology.files.nvidia_smi_table import (
     GPU_HEADER,
     GPU_ROW,
@@ -48,7 +48,7 @@ FAILURES = {
 def matches(source: Source) -> bool:
     """Whether there is a row or header of a matrix, a list, or an error of `nvidia-smi`."""
     text = COLOURS.sub("", source.text)
-    signs = (GPU_ROW, GPU_HEADER, LISTED)
+    signs = (GPU_ROW, GPU_HEADER, LISTED, OVERVIEW)
     return any(sign.search(text) for sign in signs) or any(failure in text for failure in FAILURES)
 
 
@@ -179,7 +179,10 @@ def _names(source: Source, table: Table) -> dict[str, str]:
     nameless = [d for d in devices if d.startswith("NIC") and d not in cards]
     if nameless:
         source.note(f"no legend says which card {', '.join(nameless[:4])}{', ...' * (len(nameless) > 4)} is")
-    return {d: f"cuda:{int(d[3:])}" if d.startswith("GPU") else f"nic:{cards.get(d, d)}" for d in devices}
+    twice = next((d for d in devices if d in owner), None)
+    if twice is not None:
+        raise source.error(f"the legend calls {owner[twice]} {twice}, which has a column of its own", line=table.line)
+    return {d: f"cuda:{d[3:]}" if d.startswith("GPU") else f"nic:{cards.get(d, d)}" for d in devices}
 
 
 def _check_names(source: Source, table: Table) -> None:
@@ -192,14 +195,13 @@ def _check_names(source: Source, table: Table) -> None:
             f"the rows of {', '.join(gpus_without_row[:8])} are missing after this line; paste the whole output",
             line=last,
         )
-    for row in table.rows.values():
-        if row.name in columns:
-            continue
-        if row.name.startswith("GPU"):
-            raise source.error(
-                f"a row of {row.name}, for which the header (line {table.line}) has no column; expected the same names",
-                line=row.line,
-            )
+    stranger = next((r for r in table.rows.values() if r.name.startswith("GPU") and r.name not in columns), None)
+    if stranger is not None:
+        raise source.error(
+            f"a row of {stranger.name}, for which the header (line {table.line}) has no column; expected the same "
+            "names",
+            line=stranger.line,
+        )
     for what, missing in (
         ("column", [r for r in rows if r not in columns]),
         ("row", [c for c in table.columns if c not in rows]),

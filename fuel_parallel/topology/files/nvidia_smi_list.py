@@ -17,7 +17,7 @@ INSTANCE = re.compile(r"^[ \t]*MIG (\S{1,40})\s+Device\s+(\d{1,4}): \(UUID: ?([\
 OVERVIEW = re.compile(
     r"^\|\s{1,9}(\d{1,4})\s{1,9}(\S.{0,60}?)\s{1,60}(?:On|Off|N/A|WDDM|TCC)\s{1,9}\|\s{1,9}"
     r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s",
-    re.ASCII,
+    re.ASCII | re.MULTILINE,
 )
 
 

@@ -18,7 +18,8 @@ MOST_COLUMNS = 256
 MOST_TABLES = 16
 """One of links, and one of access for each of its kinds."""
 
-NAME = r"(?:GPU\d{1,4}(?!\d)|NIC\d{1,4}(?!\d)|mlx\d{1,2}_\d{1,4}(?!\d))"
+NUMBER = r"(?:0|[1-9]\d{0,3})(?!\d)"
+NAME = rf"(?:GPU{NUMBER}|NIC{NUMBER}|mlx\d{{1,2}}_{NUMBER})"
 LINK_CELL = r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|X"
 ACCESS_CELL = r"OK|CNS|GNS|TNS|NS|DR|U"
 CELL = re.compile(rf"[ \t]*({LINK_CELL}|{ACCESS_CELL}|N/A)", re.ASCII)

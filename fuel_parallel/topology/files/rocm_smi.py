@@ -24,7 +24,7 @@ SIGNS = (
     "(Topology) Link type between",
 )
 BEGINNING, END = "ROCm System Management Interface", "End of ROCm SMI Log"
-GPU = r"GPU\d{1,4}"
+GPU = r"GPU(?:0|[1-9]\d{0,3})"
 
 FACT = re.compile(
     r"\s*GPU\[(\d{1,4})\]\s*: *(\(Topology\) Numa Node|Card [Ss]eries|PCI Bus):\s*(\S.{0,100}?)\s*", re.ASCII
