@@ -200,6 +200,7 @@ ODDITIES = {
     "spaces at the end lost": "\n".join(line.rstrip() for line in ROCM.split("\n")),
     "indented": re.sub("^", "    ", ROCM, flags=re.MULTILINE),
     "a prompt around": f"$ rocm-smi --showtopo\n{ROCM}$ exit\n",
+    "titles between dashes": re.sub("=+( .* between .* )=+", r"------\1------", ROCM),
     "titles bare": re.sub("=+ ?(.*?) ?=+", r"\1", ROCM),
     "broken by the terminal": ROCM.replace("XGMI         0 ", "XGMI\n         0 "),
 }

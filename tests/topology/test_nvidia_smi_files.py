@@ -130,7 +130,9 @@ def test_four_h100_and_four_cards_without_a_legend_of_them() -> None:
 
 
 def test_six_gpus_on_pci_with_colours() -> None:
-    t = files.read(real("nvsmi_6gpu_pcie_ansi_kvroute.txt"))
+    reading = files.examine(real("nvsmi_6gpu_pcie_ansi_kvroute.txt"))
+    t = reading.topology
+    assert ["which hides NVLinks" in note for note in reading.notes] == [True]  # somebody shortened its legend
     ways = paths(t, 6)
     assert {pair for pair, p in ways.items() if p == "PIX"} == {(0, 1), (2, 3), (4, 5)}
     assert {pair for pair, p in ways.items() if p == "NODE"} == {(0, 2), (0, 3), (1, 2), (1, 3)}
@@ -310,6 +312,14 @@ def test_a_matrix_does_not_show_mig() -> None:
     reading = examine_text(MIG + TWO_AND_A_CARD)
     assert [d.id for d in reading.topology.devices] == ["cuda:0", "cuda:1"]
     assert any("GPU0 is split into 2 MIG instances" in note for note in reading.notes)
+
+
+@pytest.mark.parametrize(
+    "text", [TWO_AND_A_CARD.replace("NV#", "NVX"), f"$ nvidia-smi topo -mp\n{TWO_AND_A_CARD}"], ids=["legend", "prompt"]
+)
+def test_the_matrix_of_pci_alone_may_hide_nvlinks(text: str) -> None:
+    (note,) = examine_text(text).notes
+    assert "which hides NVLinks" in note
 
 
 def test_what_access_does_not_work_is_noted() -> None:

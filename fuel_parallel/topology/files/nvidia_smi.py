@@ -11,7 +11,6 @@ import re
 
 import msgspec
 
-from fuel_parallel.topology.cores import MOST
 from fuel_parallel.topology.files.nvidia_smi_list import LISTED, OVERVIEW, Gpu, listed
 from fuel_parallel.topology.files.nvidia_smi_table import (
     GPU_HEADER,
@@ -34,6 +33,9 @@ CAPABILITY = {
     "H20": 90, "H100": 90, "H200": 90, "H800": 90, "GH200": 90, "B100": 100, "B200": 100, "B300": 100, "GB200": 100,
 }  # fmt: skip
 """Compute capability by a word of the GPU's name."""
+
+HIDES_NVLINKS = re.compile(r"nvidia-smi\s{1,9}topo\s{1,9}-mp\b")
+LEGEND = re.compile(r"^[ \t]*X[ \t]*= Self", re.MULTILINE)
 
 FAILURES = {
     "ERROR: Option -m is missing its value": "the driver of that machine has no `topo -m`, as on Windows before "
@@ -141,19 +143,20 @@ def _from_matrix(source: Source, table: Table, gpus: dict[int, Gpu]) -> DeviceTo
     _check_names(source, table)
     _add_domains(source, topology, table)
     for name, part in names.items():
-        facts = table.rows[name].facts if name in table.rows else {}
+        row = table.rows.get(name)
         if not name.startswith("GPU"):
-            topology.add_nic(Nic(id=part, name=part.removeprefix("nic:"), numa=_numa(facts)))
+            topology.add_nic(Nic(id=part, name=part.removeprefix("nic:"), numa=row.numa if row else None))
             continue
-        gpu = gpus.get(int(name[3:]))
-        device = _device(part, gpu)
-        topology.add_device(msgspec.structs.replace(device, cores=_cores(facts), numa=_numa(facts)))
+        gpu, row = gpus.get(int(name[3:])), table.rows[name]
+        topology.add_device(msgspec.structs.replace(_device(part, gpu), cores=row.cores, numa=row.numa))
         if gpu and gpu.instances:
             source.note(
                 f"{name} is split into {len(gpu.instances)} MIG instances, which the matrix does not show; "
                 "`nvidia-smi -L` alone gives a topology of instances"
             )
     capability = {f"cuda:{index}": _capability(gpu.name) for index, gpu in gpus.items()}
+    if HIDES_NVLINKS.search(source.text) or (LEGEND.search(source.text) and "NV#" not in source.text):
+        source.note("this looks like `topo -mp`, whose legend has no NV# and which hides NVLinks; `topo -m` shows them")
     pairs = _pairs(source, table)
     unknown = [(f"{a} to {b}", line) for (a, b), (cell, line) in pairs.items() if cell == "N/A"]
     if unknown:
@@ -261,41 +264,10 @@ def _add_domains(source: Source, topology: DeviceTopology, table: Table) -> None
     """The NUMA domains that GPUs are next to. GPUs that disagree about a domain's cores leave them unknown."""
     cores: dict[int, set[str]] = {}
     for row in table.rows.values():
-        _check_facts(source, row.facts, row.line)
-        index = _numa(row.facts)
-        if index is not None:
-            cores.setdefault(index, set()).add(_cores(row.facts))
+        if row.numa is not None:
+            cores.setdefault(row.numa, set()).add(row.cores)
     for index, found in sorted(cores.items()):
         if len(found) > 1:
             source.note(f"GPUs next to NUMA domain {index} name different cores; which it has is unknown")
         only = next(iter(found)) if len(found) == 1 else ""
         topology.add_numa(NumaDomain(id=f"numa:{index}", index=index, cores=only))
-
-
-def _cores(facts: dict[str, str]) -> str:
-    cores = facts.get("CPU Affinity", "")
-    return "" if cores == "N/A" else cores
-
-
-def _numa(facts: dict[str, str]) -> int | None:
-    """None for no domain, and for several of them."""
-    numa = facts.get("NUMA Affinity", "")
-    return int(numa) if numa.isdigit() else None
-
-
-def _check_facts(source: Source, facts: dict[str, str], line: int) -> None:
-    for title in ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID"):
-        value = facts.get(title, "N/A")
-        if value != "N/A" and not _ascends(value):
-            raise source.error(f"found {value[:40]!r}, expected a list such as '0-3,8', or N/A", line=line, key=title)
-
-
-def _ascends(text: str) -> bool:
-    """Whether a text is a list of numbers as Linux writes them; without making it one, which may take memory."""
-    last = -1
-    for part in text.split(","):
-        ends = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part, re.ASCII)
-        if not ends or not last < int(ends[1]) <= int(ends[2] or ends[1]) < MOST:
-            return False
-        last = int(ends[2] or ends[1])
-    return True

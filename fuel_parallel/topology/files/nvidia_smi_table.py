@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fuel_parallel.topology.cores import MOST
 from fuel_parallel.topology.files.source import COLOURS, Source
 
 MOST_COLUMNS = 256
@@ -41,6 +42,18 @@ class Row:
     line: int
     cells: tuple[str, ...]
     facts: dict[str, str]
+
+    @property
+    def cores(self) -> str:
+        """The cores that are near, "" where they are unknown."""
+        cores = self.facts.get("CPU Affinity", "")
+        return "" if cores == "N/A" else cores
+
+    @property
+    def numa(self) -> int | None:
+        """The NUMA domain; None where it is unknown, and where there are several."""
+        numa = self.facts.get("NUMA Affinity", "")
+        return int(numa) if numa.isdigit() else None
 
 
 @dataclass
@@ -190,7 +203,11 @@ def _row(source: Source, table: Table, name: str, text: str, line: int) -> Row:
             f"that of {table.columns[-1]}; paste the header whole",
             line=line,
         )
-    return Row(name, line, tuple(cells), _facts(source, table, rest, line))
+    facts = _facts(source, table, rest, line)
+    for title, value in facts.items():
+        if value != "N/A" and not _ascends(value):
+            raise source.error(f"found {value[:40]!r}, expected a list such as '0-3,8', or N/A", line=line, key=title)
+    return Row(name, line, tuple(cells), facts)
 
 
 def _refuse(source: Source, table: Table, name: str, cells: list[str], rest: str, line: int) -> None:
@@ -224,6 +241,17 @@ def _facts(source: Source, table: Table, rest: str, line: int) -> dict[str, str]
         return dict(zip(table.titles, words, strict=True))
     source.note(f"cannot tell which of {', '.join(table.titles)} {rest.strip()[:40]!r} is; left unknown", line=line)
     return {}
+
+
+def _ascends(text: str) -> bool:
+    """Whether a text is a list of numbers as Linux writes them; without making it one, which may take memory."""
+    last = -1
+    for part in text.split(","):
+        ends = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part, re.ASCII)
+        if not ends or not last < int(ends[1]) <= int(ends[2] or ends[1]) < MOST:
+            return False
+        last = int(ends[2] or ends[1])
+    return True
 
 
 def legend(source: Source) -> Iterator[tuple[int, str, str]]:

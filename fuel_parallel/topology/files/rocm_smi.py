@@ -15,7 +15,7 @@ from fuel_parallel.topology.files.source import COLOURS, Source
 from fuel_parallel.topology.probe import pci
 from fuel_parallel.topology.topology import DeviceTopology
 
-TITLE = re.compile(r"[=\s]{0,200}(Weight|Hops|Link Type|Link accessibility) between two GPUs[=\s]*", re.IGNORECASE)
+TITLE = re.compile(r"[=\s-]{0,200}(Weight|Hops|Link Type|Link accessibility) between two GPUs[=\s-]*", re.IGNORECASE)
 RULE = re.compile(r"\s*={3,200}[^=]{0,80}={3,200}\s*")
 SIGNS = (
     " between two GPUs",
