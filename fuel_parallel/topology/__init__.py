@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fuel_parallel.topology.algorithms import Collective
     from fuel_parallel.topology.cost import CostModel, Prediction
+    from fuel_parallel.topology.groups import LinkedGroup, linked_groups
     from fuel_parallel.topology.mesh_axes import MeshAxis
     from fuel_parallel.topology.model import (
         Cache,
@@ -47,6 +48,7 @@ _HOME_OF = {
     "DeviceTopology": "topology",
     "Interconnect": "model",
     "Link": "model",
+    "LinkedGroup": "groups",
     "MeshAxis": "mesh_axes",
     "Nic": "model",
     "NumaDomain": "model",
@@ -58,6 +60,7 @@ _HOME_OF = {
     "Switch": "model",
     "Timing": "validation",
     "TransformerModel": "transformer",
+    "linked_groups": "groups",
     "place": "placement",
     "plan": "planner",
     "read_model": "transformer",
@@ -77,6 +80,7 @@ __all__ = [
     "DeviceTopology",
     "Interconnect",
     "Link",
+    "LinkedGroup",
     "MeshAxis",
     "Nic",
     "NumaDomain",
@@ -88,6 +92,7 @@ __all__ = [
     "Switch",
     "Timing",
     "TransformerModel",
+    "linked_groups",
     "place",
     "plan",
     "read_model",
