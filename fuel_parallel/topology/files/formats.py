@@ -38,7 +38,10 @@ class Format:
 
 
 # In the order in which they are tried: those with a sure sign first, lists of hosts, which have none, last.
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (
+    Format("nccl", "NCCL's topology XML", "nccl", writes=True),
+    Format("hwloc", "hwloc's XML", "hwloc"),
+)
 
 
 @dataclass(frozen=True)
