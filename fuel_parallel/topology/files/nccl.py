@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from fuel_parallel.topology import rates
 from fuel_parallel.topology.cores import format_list
 from fuel_parallel.topology.files import nccl_links, nccl_write
@@ -143,12 +145,7 @@ def _between_sockets(machine: Machine, cpu: Element) -> Link:
         )
     model = natural(source, cpu, "modelid")
     natural(source, cpu, "familyid")
-    link = rates.sockets(vendor, model, architecture)
-    return assumed(link.interconnect, None, path="SYS") if link.bandwidth_mb_s is None else _named(link, "SYS")
-
-
-def _named(link: Link, path: str) -> Link:
-    return Link(interconnect=link.interconnect, bandwidth_mb_s=link.bandwidth_mb_s, path=path, origin=link.origin)
+    return msgspec.structs.replace(rates.sockets(vendor, model, architecture), path="SYS")
 
 
 # The PCI tree.

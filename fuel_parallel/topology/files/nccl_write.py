@@ -26,7 +26,7 @@ from fuel_parallel.topology.model import (
 )
 from fuel_parallel.topology.topology import DeviceTopology
 
-LONGEST_VALUE, MOST_ATTRIBUTES, MOST_CHILDREN = 255, 16, 640
+LONGEST_VALUE, MOST_ATTRIBUTES, MOST_CHILDREN, DEEPEST = 255, 16, 640, 100
 
 HIDDEN_SWITCH = "fffffff:ffff:ff"
 """What NCCL calls an NVSwitch that it cannot see."""
@@ -132,9 +132,13 @@ class _Tree:
         return node
 
     def _gpu(self, gpu: DeviceInfo) -> dict[str, str | int]:
-        number = gpu.id.rpartition(":")[2]
-        dev = int(number) if number.isascii() and number.isdigit() and len(number) < 9 else self.gpus.index(gpu)
-        attributes: dict[str, str | int] = {"dev": dev, "rank": self.gpus.index(gpu)}
+        numbers = [_number(other) for other in self.gpus]
+        devs = sorted(n for n in numbers if n is not None)
+        if len(set(devs)) == len(self.gpus):
+            dev = numbers[self.gpus.index(gpu)] or 0
+            attributes: dict[str, str | int] = {"dev": dev, "rank": devs.index(dev)}
+        else:
+            attributes = {"dev": self.gpus.index(gpu), "rank": self.gpus.index(gpu)}
         named = re.fullmatch(r"sm([0-9]{2,3})", gpu.name)
         if gpu.kind is DeviceKind.ROCM:
             attributes["gcn"] = gpu.name if gpu.name.startswith("gfx") else ""
@@ -185,6 +189,11 @@ class _Tree:
             self._invented += 1
             bus = f"ffff:fe:{self._invented // 8 % 32:02x}.{self._invented % 8}"
         return Node("pci", {"busid": bus, "class": kind, **_width(link)})
+
+
+def _number(gpu: DeviceInfo) -> int | None:
+    number = gpu.id.rpartition(":")[2]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 9 else None
 
 
 def _width(link: Link) -> dict[str, str | int]:
@@ -239,6 +248,8 @@ def _lines(node: Node, indent: str) -> Iterator[str]:
                 f"NCCL cannot read {key}={value[:40]!r} of <{node.name}>; its values have at most {LONGEST_VALUE}"
                 " characters, all of them ASCII, without quotes and <>&"
             )
+    if len(indent) > 2 * DEEPEST:
+        raise TopologyError(f"PCI switches are at most {DEEPEST} deep")
     if len(attributes) > MOST_ATTRIBUTES or len(node.children) > MOST_CHILDREN:
         raise TopologyError(f"NCCL reads at most {MOST_CHILDREN} elements in one; <{node.name}> has more")
     head = " ".join([node.name, *(f'{key}="{value}"' for key, value in attributes.items())])

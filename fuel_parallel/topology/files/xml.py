@@ -20,7 +20,7 @@ from fuel_parallel.errors import DataError
 from fuel_parallel.topology.cores import parse_mask
 from fuel_parallel.topology.files.source import Source
 
-MOST_ELEMENTS, DEEPEST, MOST_ATTRIBUTES, LONGEST = 200_000, 120, 64, 1 << 16
+MOST_ELEMENTS, DEEPEST, MOST_ATTRIBUTES, LONGEST = 200_000, 120, 64, 1 << 14
 """Of a file, of an element, of an element, and characters of a value. The largest real files have a tenth of these."""
 
 LARGEST_NUMBER = 1 << 63
@@ -60,7 +60,8 @@ def root_name(text: str) -> str:
     >>> root_name('<?xml version="1.0"?><!-- what it is --><system version="1">')
     'system'
     """
-    name = _NAME.match(text, _prolog(text, frozenset())[0])
+    place = _prolog(text, frozenset())[0]
+    name = _NAME.match(text, place) or _DOCTYPE.match(text, place)
     return name[1] if name else ""
 
 
@@ -137,6 +138,8 @@ def cores_of(source: Source, element: Element, name: str) -> tuple[int, ...]:
 
 _PROLOG = re.compile(r"\s++|<\?[^>]{0,400}\?>|<!--(?:[^-]|-(?!->))*+-->|<!DOCTYPE\s+([^>\[]{1,200})>")
 _NAME = re.compile(r"<([A-Za-z_][A-Za-z0-9_.-]{0,60})(?=[\s/>])")
+
+_DOCTYPE = re.compile(r"<!DOCTYPE\s{1,9}([A-Za-z_][A-Za-z0-9_.-]{0,60})")  # one that is refused
 
 
 def _prolog(text: str, doctypes: frozenset[str]) -> tuple[int, str]:
