@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Link, assumed
+from fuel_parallel.topology import rates
+from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Link
 from fuel_parallel.topology.probe import pci
 from fuel_parallel.topology.sysfs import Sysfs
 from fuel_parallel.topology.topology import DeviceTopology
@@ -13,9 +14,6 @@ from fuel_parallel.topology.topology import DeviceTopology
 NODES = "sys/class/kfd/kfd/topology/nodes"
 XGMI = 11
 """HSA_IOLINK_TYPE_XGMI, of the kernel's kfd_crat.h."""
-
-GB_S_OF_XGMI = {"gfx906": 24.0, "gfx908": 24.0, "gfx90a": 36.0, "gfx94": 48.0}
-"""What one link carries in practice, one direction; RCCL's figures (src/graph/topo.h)."""
 
 
 def add_gpus(t: DeviceTopology, sysfs: Sysfs, node: str) -> None:
@@ -57,11 +55,9 @@ def add_gpus(t: DeviceTopology, sysfs: Sysfs, node: str) -> None:
 
 def _fabric(arch: str, facts: dict[str, int]) -> Link:
     """One link carries `max_bandwidth` MB/s for each of its bundle, if the kernel says so."""
-    rate = next((r for name, r in GB_S_OF_XGMI.items() if arch.startswith(name)), None)
     least, most = facts.get("min_bandwidth", 0), facts.get("max_bandwidth", 0)
     count = max(1, most // least) if least else 1
-    total = None if rate is None else rate * count
-    return assumed(Interconnect.INFINITY_FABRIC, total, count=count, path=f"XGMI{count}")
+    return rates.xgmi(arch, count)
 
 
 def _memory(sysfs: Sysfs, kfd: int) -> int | None:

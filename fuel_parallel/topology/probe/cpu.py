@@ -6,14 +6,13 @@ import os
 import re
 
 from fuel_parallel.partitioning import partition
+from fuel_parallel.topology import rates
 from fuel_parallel.topology.cores import format_list
-from fuel_parallel.topology.model import Cache, DeviceInfo, DeviceKind, Interconnect, Link, NumaDomain, assumed
+from fuel_parallel.topology.model import Cache, DeviceInfo, DeviceKind, Link, NumaDomain
 from fuel_parallel.topology.sysfs import DOMAINS, Sysfs
 from fuel_parallel.topology.topology import DeviceTopology
 
 CPU = "sys/devices/system/cpu"
-NEAR_GB_S, NEAR_US = 100.0, 0.1
-"""Between a NUMA domain and its own cores: beyond what any other link carries."""
 
 
 def add_cpus(
@@ -52,10 +51,10 @@ def add_cpus(
             cores=format_list(mine),
         )
         t.add_device(cpu)
-        t.add_link(cpu.id, f"{prefix}numa:{index}", _shared(NEAR_GB_S, NEAR_US))
+        t.add_link(cpu.id, f"{prefix}numa:{index}", rates.near())
     for position, (index, _, _) in enumerate(domains):
         for other, _, _ in domains[position + 1 :]:
-            t.add_link(f"{prefix}numa:{index}", f"{prefix}numa:{other}", _between_sockets(sysfs, index))
+            t.add_link(f"{prefix}numa:{index}", f"{prefix}numa:{other}", _between_sockets(sysfs))
 
 
 def _devices(usable: dict[int, list[int]], ranks: int | None) -> list[tuple[int, list[int]]]:
@@ -114,21 +113,9 @@ def _caches(sysfs: Sysfs, cores: frozenset[int]) -> list[Cache]:
     return sorted(found.values(), key=lambda c: c.level)
 
 
-def _shared(rate: float | None, latency: float | None) -> Link:
-    return assumed(Interconnect.SHARED_MEMORY, rate, latency_us=latency)
-
-
-def _between_sockets(sysfs: Sysfs, index: int) -> Link:
+def _between_sockets(sysfs: Sysfs) -> Link:
     """The figures that NCCL assumes (src/graph/topo.h), by vendor and generation; unknown for others."""
     text = sysfs.text("proc/cpuinfo")
     vendor = re.search(r"^vendor_id\s*:\s*(\S+)", text, re.MULTILINE)
     model = re.search(r"^model\s*:\s*(\d+)", text, re.MULTILINE)
-    if vendor and vendor[1] == "AuthenticAMD":
-        return _shared(16.0, None)
-    if vendor and vendor[1] == "GenuineIntel" and model:
-        generation = int(model[1])
-        return _shared(next(rate for least, rate in _INTEL if generation >= least), None)
-    return _shared(None, None)
-
-
-_INTEL = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0), (0, 6.0))
+    return rates.sockets(vendor[1] if vendor else "", int(model[1]) if model else None)

@@ -7,16 +7,14 @@ import os
 from collections import Counter
 from typing import Any
 
-from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Link, Switch, assumed
+from fuel_parallel.topology import rates
+from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Switch
 from fuel_parallel.topology.probe import pci
 from fuel_parallel.topology.sysfs import Sysfs
 from fuel_parallel.topology.topology import DeviceTopology
 
 Nvml = Any
 """The module `pynvml`, of nvidia-ml-py."""
-
-GB_S_OF_NVLINK = {60: 18.0, 70: 20.0, 80: 20.0, 86: 12.0, 90: 20.6, 100: 40.1}
-"""What one NVLink carries in practice, one direction, by compute capability; NCCL's figures (src/graph/topo.h)."""
 
 TFLOPS = {"V100": 125.0, "A100": 312.0, "H100": 989.0, "H200": 989.0, "L40S": 362.0, "A10G": 70.0, "T4": 65.0}
 """Dense 16-bit matrix products, by a word of the name; NVIDIA's data sheets."""
@@ -117,18 +115,12 @@ def _add_nvlinks(
     switched = sum(count for end, count in ends.items() if end not in names and end not in hidden)
     for peer, count in direct.items():
         if t.link(names[bus], peer) is None:
-            t.add_link(names[bus], peer, _nvlink(major * 10 + minor, count))
+            t.add_link(names[bus], peer, rates.nvlink(major * 10 + minor, count))
     if switched:
         switch = f"{prefix}nvswitch"
         if not t.has(switch):
             t.add_switch(Switch(id=switch, node=node, kind=Interconnect.NVLINK))
-        t.add_link(names[bus], switch, _nvlink(major * 10 + minor, switched))
-
-
-def _nvlink(capability: int, count: int) -> Link:
-    rate = next((r for c, r in sorted(GB_S_OF_NVLINK.items(), reverse=True) if c <= capability), None)
-    total = None if rate is None else rate * count
-    return assumed(Interconnect.NVLINK, total, count=count, path=f"NV{count}")
+        t.add_link(names[bus], switch, rates.nvlink(major * 10 + minor, switched))
 
 
 def _text(value: str | bytes) -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from fuel_parallel.topology.model import Interconnect, Link, Switch, assumed
+from fuel_parallel.topology import rates
+from fuel_parallel.topology.model import Interconnect, Link, Switch
 from fuel_parallel.topology.sysfs import Sysfs
 from fuel_parallel.topology.topology import DeviceTopology
 
 DEVICES = "sys/bus/pci/devices"
 ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-
-GB_S_OF_LANE = {2.5: 0.1875, 5.0: 0.375, 8.0: 0.75, 16.0: 1.5, 32.0: 3.0, 64.0: 6.0}
-"""What a lane carries in practice, by its GT/s, one direction; NCCL's figures (src/graph/topo.cc)."""
 
 
 def normal(bus: str) -> str:
@@ -37,11 +35,8 @@ def link_of(sysfs: Sysfs, bus: str) -> Link:
     """The link from a card or bridge upwards. Idle cards lower their speed, so it is the greatest that counts."""
     speed, width = (sysfs.text(f"{DEVICES}/{bus}/max_link_{what}") for what in ("speed", "width"))
     rate = re.match(r"(\d+(?:\.\d+)?) ?GT/s", speed)
-    lane = GB_S_OF_LANE.get(float(rate[1])) if rate else None
     lanes = int(width) if re.fullmatch(r"[1-9]\d?", width) else None
-    if rate is None or lane is None or lanes is None:
-        return assumed(Interconnect.PCIE, None)
-    return assumed(Interconnect.PCIE, lane * lanes, path=f"{rate[1]} GT/s x{lanes}")
+    return rates.pcie(float(rate[1]) if rate else None, lanes)
 
 
 def attach(t: DeviceTopology, sysfs: Sysfs, part: str, bus: str, node: str) -> None:
