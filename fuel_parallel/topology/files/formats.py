@@ -38,7 +38,16 @@ class Format:
 
 
 # In the order in which they are tried: those with a sure sign first, lists of hosts, which have none, last.
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (
+    Format("slurm", "SLURM's topology.conf", "slurm"),
+    Format("slurm-yaml", "SLURM's topology.yaml", "slurm_yaml"),
+    Format("rankfile", "rankfile of Open MPI", "rankfile", writes=True),
+    Format("graphviz", "Graphviz", "graphviz", reads=False, writes=True),
+    Format("svg", "SVG picture", "svg", reads=False, writes=True),
+    Format("nodelist", "list of nodes of SLURM", "nodelist"),
+    Format("machinefile", "machine file of MPICH or Intel MPI", "machinefile", writes=True),
+    Format("hostfile", "host file of Open MPI, DeepSpeed or MLX", "hostfile", writes=True),
+)
 
 
 @dataclass(frozen=True)
