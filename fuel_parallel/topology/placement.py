@@ -15,6 +15,7 @@ import msgspec
 
 from fuel_parallel.errors import ArgumentError, TopologyError
 from fuel_parallel.topology.cost import CostModel, best
+from fuel_parallel.topology.files.rankfile import numbered, text_of
 from fuel_parallel.topology.mesh_axes import MeshAxis, groups_of, ranks_of
 from fuel_parallel.topology.model import DeviceId, DeviceKind
 from fuel_parallel.topology.routes import likely_width
@@ -91,11 +92,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     def rankfile(self) -> str:
         """A rankfile of Open MPI: ranks of one host take its slots in the order of their devices."""
-        by_host: dict[str, list[int]] = {}
-        for rank, host in enumerate(self.hosts()):
-            by_host.setdefault(host, []).append(rank)
-        slots = {rank: slot for ranks in by_host.values() for slot, rank in enumerate(sorted(ranks, key=self._number))}
-        return "".join(f"rank {rank}={host} slot={slots[rank]}\n" for rank, host in enumerate(self.hosts()))
+        hosts = self.hosts()
+        return text_of(hosts, numbered(hosts, [self._number(rank) for rank in range(len(hosts))]))
 
     def _number(self, rank: int) -> tuple[int, str]:
         name = self.devices[rank].rpartition(":")[2]
