@@ -19,6 +19,9 @@ PCIE_LANE = {2.5: 0.1875, 5.0: 0.375, 8.0: 0.75, 16.0: 1.5, 32.0: 3.0, 64.0: 6.0
 INTEL_SOCKETS = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0), (0, 6.0))
 """Between two Intel processors, by the least number of their model."""
 
+TFLOPS = {"V100": 125.0, "A100": 312.0, "H100": 989.0, "H200": 989.0, "L40S": 362.0, "A10G": 70.0, "T4": 65.0}
+"""Dense 16-bit matrix products, by a word of the name; NVIDIA's data sheets."""
+
 NEAR_GB_S, NEAR_US = 100.0, 0.1
 """Between a NUMA domain and its own cores: beyond what any other link carries."""
 

@@ -22,7 +22,7 @@ from fuel_parallel.topology.files.nvidia_smi_table import (
 )
 from fuel_parallel.topology.files.source import COLOURS, Source
 from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Link, Nic, NumaDomain, assumed
-from fuel_parallel.topology.probe.nvidia import GB_S_OF_NVLINK, TFLOPS
+from fuel_parallel.topology.rates import NVLINK, TFLOPS
 from fuel_parallel.topology.topology import DeviceTopology
 
 MOST_NVLINKS = 72
@@ -249,7 +249,7 @@ def _link(source: Source, cell: str, line: int, capabilities: list[int | None]) 
     count = int(cell[2:]) if len(cell) < 6 else MOST_NVLINKS + 1
     if not 0 < count <= MOST_NVLINKS:
         raise source.error(f"found {cell[:20]}, expected NV1 to NV{MOST_NVLINKS}", line=line)
-    rates = [GB_S_OF_NVLINK[c] for c in capabilities if c is not None]
+    rates = [NVLINK[c] for c in capabilities if c is not None]
     if len(rates) < 2:
         return Link(interconnect=Interconnect.NVLINK, count=count, path=cell)
     return assumed(Interconnect.NVLINK, min(rates) * count, count=count, path=cell)

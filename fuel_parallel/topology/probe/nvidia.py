@@ -16,9 +16,6 @@ from fuel_parallel.topology.topology import DeviceTopology
 Nvml = Any
 """The module `pynvml`, of nvidia-ml-py."""
 
-TFLOPS = {"V100": 125.0, "A100": 312.0, "H100": 989.0, "H200": 989.0, "L40S": 362.0, "A10G": 70.0, "T4": 65.0}
-"""Dense 16-bit matrix products, by a word of the name; NVIDIA's data sheets."""
-
 MOST_LINKS = 18
 
 
@@ -65,7 +62,7 @@ def _add_all(t: DeviceTopology, sysfs: Sysfs, node: str, nvml: Nvml) -> None:
                 numa=pci.numa_of(sysfs, bus),
                 bus=bus,
                 cores=sysfs.text(f"{pci.DEVICES}/{bus}/local_cpulist"),
-                tflops=next((rate for word, rate in TFLOPS.items() if word in model), None),
+                tflops=next((rate for word, rate in rates.TFLOPS.items() if word in model), None),
             )
         )
         pci.attach(t, sysfs, part, bus, node)
