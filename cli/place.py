@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fuel_parallel.errors import FuelError
+from fuelrun.pictures import check_pictures, draw, picture_options
 from fuelrun.topology_input import read
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Axis(click.ParamType[Any]):
 @click.option("--memory", "memory_gib", type=float, metavar="GIB", help="What each rank needs; others are left out.")
 @click.option("--seed", type=int, default=0, metavar="N", help="Of the search [default: 0].")
 @click.option("--rankfile", is_flag=True, help="Print a rankfile for Open MPI instead.")
+@picture_options(heat_map=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the placement as JSON.")
 def place(
     topology_file: str,
@@ -61,6 +64,8 @@ def place(
     memory_gib: float | None,
     seed: int,
     rankfile: bool,
+    svg: Path | None,
+    png: Path | None,
     as_json: bool,
 ) -> None:
     """Assign devices to the ranks of a mesh so that communication takes least time."""
@@ -74,7 +79,10 @@ def place(
         raise click.UsageError(f"--within-node {strange}: there is no such axis; the axes are {', '.join(names)}")
     kept = [msgspec.structs.replace(axis, within_node=axis.name in within_node) for axis in axes]
     memory = None if memory_gib is None else int(memory_gib * 2**30)
-    placed = placement.place(read(topology_file), kept, memory_bytes=memory, likely=True, seed=seed)
+    check_pictures(svg, png)
+    topology = read(topology_file)
+    placed = placement.place(topology, kept, memory_bytes=memory, likely=True, seed=seed)
+    draw(topology, svg, png, placement=placed)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(placed), indent=2).decode())
     elif rankfile:

@@ -13,6 +13,7 @@ import click
 from fuel_parallel import environment
 from fuelrun.bench import check_folder, on_ranks
 from fuelrun.option_types import Count
+from fuelrun.pictures import check_pictures, draw, picture_options
 from fuelrun.place import place
 from fuelrun.topology_input import examine, read
 
@@ -73,8 +74,9 @@ def probe(ranks: int | None, measure: bool, validate: bool, per_rank: bool, as_j
 
 @topology.command(context_settings=SETTINGS)
 @click.argument("file", metavar="FILE|-|EXAMPLE")
+@picture_options(heat_map=True)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def show(file: str, as_json: bool) -> None:
+def show(file: str, svg: Path | None, png: Path | None, heat_map: Path | None, as_json: bool) -> None:
     """Show the devices and links of a FILE in any format, of standard input (-), or of an example that is shipped.
 
     \b
@@ -85,7 +87,10 @@ def show(file: str, as_json: bool) -> None:
     """  # noqa: D301
     from fuel_parallel.topology.text import emit
 
+    check_pictures(svg, png, heat_map)
     t = read(file)
+    if draw(t, svg, png, heat_map) and not as_json:
+        return
     if sys.stdout.isatty() and not as_json:
         from fuelrun.topology_tree import show as show_tree
 
@@ -96,21 +101,27 @@ def show(file: str, as_json: bool) -> None:
 
 @topology.command(context_settings=SETTINGS)
 @click.argument("file", metavar="FILE|-|EXAMPLE")
+@click.option(
+    "--machine",
+    metavar="FILE",
+    help="Put this machine into each node of FILE: a network of SLURM, say, and what nvidia-smi says of one node.",
+)
 @click.option("--to", "name", default="native", metavar="FORMAT", help="The format [default: native].")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write it to a file."
 )
-def convert(file: str, name: str, output: Path | None) -> None:
+def convert(file: str, machine: str | None, name: str, output: Path | None) -> None:
     """Write the topology of a FILE in another format.
 
     The native format is TOML; toml, yaml and json, or the suffix of OUT, say in which language it is written.
     """
     from fuel_parallel.errors import ArgumentError
     from fuel_parallel.topology import files
+    from fuel_parallel.topology.combine import machine_in
     from fuel_parallel.topology.files import native
 
     check_folder("--output", output)
-    t = read(file)
+    t = read(file) if machine is None else machine_in(read(file), read(machine))
     if name == "native" and output is not None:
         name = native.form_of(output.name)
     try:
@@ -166,7 +177,8 @@ def _checked(name: str) -> dict[str, Any]:
 
 def _lines(one: dict[str, Any]) -> Iterator[str]:
     if one["error"]:
-        yield f"{one['file']}: refused: {one['error']}"
+        place = f"{one['file']}: " if not one["error"].startswith(one["file"]) else ""
+        yield f"refused: {place}{one['error']}"
         return
     counts = ", ".join(f"{number} {_WORDS[what][number != 1]}" for what, number in one["counts"].items() if number)
     yield f"{one['file']}: {one['format']}: {counts}"

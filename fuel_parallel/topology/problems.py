@@ -31,24 +31,24 @@ def _unlinked(t: DeviceTopology) -> Iterator[str]:
 
 
 def _unconnected(t: DeviceTopology) -> Iterator[str]:
-    """Groups of parts between which there is no way, whatever the direction of the links."""
+    """Groups of linked devices between which there is no way, whatever the direction of the links."""
     neighbours: dict[str, set[str]] = {part.id: set() for part in t.description().parts}
     for c in t.connections():
         neighbours[c.source].add(c.target)
         neighbours[c.target].add(c.source)
     firsts, seen = [], set[str]()
-    for part in neighbours:
-        if part in seen:
+    for device in t.device_ids():
+        if device in seen or not neighbours[device]:
             continue
-        firsts.append(part)
-        seen.add(part)
-        ways = [part]
+        firsts.append(device)
+        seen.add(device)
+        ways = [device]
         while ways:
             new = neighbours[ways.pop()] - seen
             seen |= new
             ways += new
     if len(firsts) > 1:
-        yield f"{len(firsts)} groups of parts are not connected, such as those of {firsts[0]} and {firsts[1]}"
+        yield f"{len(firsts)} groups of devices are not connected, such as those of {firsts[0]} and {firsts[1]}"
 
 
 def _one_way(t: DeviceTopology) -> Iterator[str]:
