@@ -364,10 +364,11 @@ def test_what_cannot_be_told_is_refused_with_its_place(text: str, reason: str) -
         " Weight between two GPUs " + "=" * 1_000_000 + "\n" + "=" * 1_000_000,
         json.dumps([{"gpu": n, "link_type": {f"gpu_{m}": "PCIE" for m in range(300)}} for n in range(300)]),
         json.dumps([{"gpu": n, "link_type": {}} for n in range(5000)]),
+        "GPU[0] : (Topology) Numa Node: 0\n" * 1_500_000,
         "[ \n" * 200_000 + '"gpu" "link_type":',
         "\n".join('{"gpu": 0, "link_type": 1}' for _ in range(100_000)),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_file_that_wants_our_time_does_not_get_it(text: str) -> None:
     start = time.perf_counter()

@@ -377,6 +377,9 @@ def test_what_cannot_be_told_is_refused_with_its_place(text: str, reason: str) -
 @pytest.mark.parametrize(
     "text",
     [
+        "GPU0 X\n" * 5_000_000,
+        "GPU0 X\n" * 149_000,
+        "GPU0 GPU1 CPU Affinity\n" * 45_000,
         "".join(f"\tGPU{n}" for n in range(9000)) + "\nGPU0\tX\n",
         "\tGPU0\n" + "GPU0\tX\n" * 200_000,
         "GPU0\nGPU0 X\n\n" * 100_000,
@@ -390,7 +393,7 @@ def test_what_cannot_be_told_is_refused_with_its_place(text: str, reason: str) -
         "GPU0 X" + "NV1" * 300_000,
         "\tGPU0\nGPU0\tX\n" + "1" * 60_000 + "!\n",
     ],
-    ids=range(12),
+    ids=range(15),
 )
 def test_a_file_that_wants_our_time_does_not_get_it(text: str) -> None:
     start = time.perf_counter()
