@@ -377,25 +377,28 @@ def test_what_cannot_be_told_is_refused_with_its_place(text: str, reason: str) -
 @pytest.mark.parametrize(
     "text",
     [
+        "GPU0 X\n" * 1_000_000,
+        "GPU0 X\n" * 50_000,
+        "GPU0 GPU1 CPU Affinity\n" * 15_000,
         "".join(f"\tGPU{n}" for n in range(9000)) + "\nGPU0\tX\n",
-        "\tGPU0\n" + "GPU0\tX\n" * 200_000,
+        "\tGPU0\n" + "GPU0\tX\n" * 100_000,
         "GPU0\nGPU0 X\n\n" * 100_000,
-        "\tGPU0\tGPU1\n" + "NIC1\n" * 200_000,
+        "\tGPU0\tGPU1\n" + "NIC1\n" * 100_000,
         "\tGPU0" + TITLES + "\nGPU0\tX\t" + "0-65535," * 100_000 + "\n",
-        "\tGPU0" + TITLES + "\nGPU0\tX\t" + "1\n" * 200_000,
-        "\tGPU0" + "\nNIC0" * 200_000 + " X",
+        "\tGPU0" + TITLES + "\nGPU0\tX\t" + "1\n" * 100_000,
+        "\tGPU0" + "\nNIC0" * 100_000 + " X",
         "GPU0" + " " * 1_000_000 + "\nCPU Affinity",
         "GPU 0: " + "a " * 500_000 + "(UUID: x)\nGPU0 X",
         "".join(f"GPU {n}: A (UUID: GPU-{n})\n" for n in range(10_000)),
         "GPU0 X" + "NV1" * 300_000,
         "\tGPU0\nGPU0\tX\n" + "1" * 60_000 + "!\n",
     ],
-    ids=range(12),
+    ids=range(15),
 )
 def test_a_file_that_wants_our_time_does_not_get_it(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(outcome(text)) < 1000
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("text", [TWO_AND_A_CARD, ODDITIES["spaces"]], ids=["tabs", "spaces"])

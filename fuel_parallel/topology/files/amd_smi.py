@@ -12,7 +12,8 @@ from typing import Any
 from fuel_parallel.topology.files import amd_json
 from fuel_parallel.topology.files.amd_links import MOST_GPUS, Machine, Matrix, build
 from fuel_parallel.topology.files.amd_tables import sections, square
-from fuel_parallel.topology.files.source import COLOURS, Source
+from fuel_parallel.topology.files.pasted import beginning, check_size
+from fuel_parallel.topology.files.source import Source
 from fuel_parallel.topology.probe import pci
 from fuel_parallel.topology.topology import DeviceTopology
 
@@ -31,7 +32,7 @@ OTHER_TABLES = ("ACCESS", "HOPS")
 
 def matches(source: Source) -> bool:
     """Whether there is a title of a table, or JSON of GPUs with keys of links."""
-    text = COLOURS.sub("", source.text)
+    text = beginning(source)
     return bool(SIGN.search(text) or ('"gpu"' in text and JSON_KEY.search(text)))
 
 
@@ -40,7 +41,8 @@ def read(source: Source) -> DeviceTopology:
 
     Raises `TopologyFileError` with the line where a table or the JSON is cut, or says different things of a pair.
     """
-    if not SIGN.search(COLOURS.sub("", source.text)):
+    check_size(source)
+    if not SIGN.search(beginning(source)):
         return _from_json(source)
     found = sections(source, lambda line, _: title[1] if (title := TITLE.fullmatch(line)) else None)
     tables = {title: square(source, found[title], NAME) for title in (*TABLES, *OTHER_TABLES) if title in found}

@@ -20,10 +20,14 @@ from fuel_parallel.topology.files.nvidia_smi_table import (
     plain_lines,
     tables,
 )
-from fuel_parallel.topology.files.source import COLOURS, Source
+from fuel_parallel.topology.files.pasted import beginning, check_size
+from fuel_parallel.topology.files.source import Source
 from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Link, Nic, NumaDomain, assumed
 from fuel_parallel.topology.rates import NVLINK, TFLOPS
 from fuel_parallel.topology.topology import DeviceTopology
+
+MOST_TEXT = 1 << 20
+"""Characters: a matrix of 256 devices is half of it."""
 
 MOST_NVLINKS = 72
 """Between two GPUs; those of today have 18."""
@@ -49,7 +53,7 @@ FAILURES = {
 
 def matches(source: Source) -> bool:
     """Whether there is a row or header of a matrix, a list, or an error of `nvidia-smi`."""
-    text = COLOURS.sub("", source.text)
+    text = beginning(source)
     signs = (GPU_ROW, GPU_HEADER, LISTED, OVERVIEW)
     return any(sign.search(text) for sign in signs) or any(failure in text for failure in FAILURES)
 
@@ -59,6 +63,7 @@ def read(source: Source) -> DeviceTopology:
 
     Raises `TopologyFileError` with line and column where rows are cut, or the two directions of a pair differ.
     """
+    check_size(source, MOST_TEXT)
     gpus = listed(source)
     found = tables(source)
     links = [table for table in found if not table.is_of_access]

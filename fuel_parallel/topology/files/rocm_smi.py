@@ -11,6 +11,7 @@ from typing import Any
 from fuel_parallel.topology.files import amd_json
 from fuel_parallel.topology.files.amd_links import MOST_GPUS, Cell, Machine, Matrix, build, count_of
 from fuel_parallel.topology.files.amd_tables import Section, sections, square
+from fuel_parallel.topology.files.pasted import check_size
 from fuel_parallel.topology.files.source import COLOURS, Source
 from fuel_parallel.topology.probe import pci
 from fuel_parallel.topology.topology import DeviceTopology
@@ -43,6 +44,7 @@ def read(source: Source) -> DeviceTopology:
 
     Raises `TopologyFileError` with the line where a table is cut, or is not what `rocm-smi` prints.
     """
+    check_size(source)
     if re.search(r'"\(Topology\) ', source.text):
         return _from_json(source)
     found = sections(source, lambda line, number: _title(source, line, number))
