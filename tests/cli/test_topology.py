@@ -83,8 +83,10 @@ def test_a_file_of_another_machine_is_left_alone(fuelrun) -> None:
 def test_examples_are_found_by_name_and_have_no_problems(name) -> None:
     done = CliRunner().invoke(check, [name])
     assert done.output.startswith(f"{name}: native: ")
-    # No figure is known for what is between the domains of a processor.
-    assert ("problem" in done.output) == (name == "mi250x")
+    assert "problem" not in done.output
+    t = examine(name).topology
+    first, *others = t.device_ids()
+    assert all(t.bandwidth_mb_s(first, other) for other in others)
 
 
 def test_examples_have_the_devices_and_links_that_they_tell_of() -> None:

@@ -15,6 +15,8 @@ from functools import partial
 
 from fuel_parallel.errors import DataError
 
+LONGEST = 1 << 20
+"""Letters of an expression."""
 MOST_NUMBERS = 8
 """Of a name, that are folded; a name with more is written as it is."""
 
@@ -149,13 +151,15 @@ class Range:
 
 Segment = str | tuple[Range, ...] | _Any
 _TOKEN = re.compile(
-    r"(?P<comma>\s{0,64},\s*)|\\(?P<escaped>.)|\[(?P<ranges>[^\[\]]*)\]|(?P<any>\*)|(?P<plain>[^\\\[\],*\s]+|\s)",
+    r"(?P<comma>,\s*)|(?P<space>\s+)|\\(?P<escaped>.)|\[(?P<ranges>[^\[\]]*)\]|(?P<any>\*)|(?P<plain>[^\\\[\],*\s]+)",
     re.DOTALL,
 )
 _RANGE = re.compile(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?")
 
 
 def _parse(text: str) -> list[list[Segment]]:
+    if len(text) > LONGEST:
+        raise DataError(f"{text[:60]!r}... has {len(text)} letters; expected at most {LONGEST}")
     pieces: list[list[Segment]] = [[]]
     at = 0
     while at < len(text):
@@ -167,8 +171,8 @@ def _parse(text: str) -> list[list[Segment]]:
             pieces.append([])
         elif found["ranges"] is not None:
             pieces[-1].append(_ranges(found["ranges"], text))
-        else:
-            pieces[-1].append(ANY if found["any"] else found["escaped"] or found["plain"])
+        elif found["space"] is None or text[at : at + 1] != ",":
+            pieces[-1].append(ANY if found["any"] else found["space"] or found["escaped"] or found["plain"])
     if not all(pieces):
         raise DataError(f"{text[:60]!r} has an empty name; expected such as 'cuda:0' or 'n[001-032]'")
     return pieces

@@ -119,7 +119,8 @@ def _explained(message: str) -> tuple[str, Path]:
         path = (*path, name or int(index))
     unknown = re.search(r"unknown field `(.*)`", reason, re.DOTALL)
     if unknown:
-        return f"there is no field {unknown[1][:60]!r} here; expected one of {', '.join(_fields(path))}", path
+        reason = f"there is no field {unknown[1][:60]!r} here; expected one of {', '.join(_fields(path))}"
+        return reason, (*path, unknown[1][:60])
     return reason[:300], path
 
 

@@ -30,7 +30,7 @@ from fuel_parallel.topology.files.native_yaml import Path
 from fuel_parallel.topology.model import AnyPart, Link
 from fuel_parallel.topology.topology import DeviceTopology
 
-MOST_NAMES = 10_000_000
+MOST_NAMES = 4_000_000
 """That expressions stand for, or are held against, all in all."""
 
 

@@ -17,7 +17,7 @@ from fuel_parallel.topology.files import native_yaml
 from fuel_parallel.topology.files.native_yaml import DEEPEST, Path
 from fuel_parallel.topology.files.source import Source
 
-LARGEST_MIB = {"json": 64, "toml": 8, "yaml": 4}
+LARGEST_MIB = {"json": 16, "toml": 4, "yaml": 2}
 """By how fast each is read, so that none takes more than a minute."""
 Lines = dict[Path, int]
 
@@ -172,6 +172,8 @@ def _toml_lines(source: Source) -> Iterator[tuple[Path, int]]:
         assigned = None if header else _ASSIGNED.match(text, at)
         if header:
             table = _place(_split(header[2]), counts, header[1] == "[[")
+            if table[-1] == 0:
+                yield table[:-1], line
             yield table, line
             at = header.end()
         elif assigned:
@@ -215,11 +217,13 @@ def _value_end(text: str, at: int, line: int) -> tuple[int, int]:
 
 def _items(value: str, key: Path, line: int) -> Iterator[tuple[Path, int]]:
     """The lines of the items of a list, such as of inline tables."""
+    if not value.lstrip().startswith("["):
+        return
     depth = index = 0
     fresh = True
     for found in re.finditer(_TEXT.pattern + r"|,|[^\s\[\]{},\"'#]+", value, re.DOTALL):
         word = found[0]
-        if depth == 1 and fresh and word not in "]\n," and not word.startswith("#") and value.lstrip().startswith("["):
+        if depth == 1 and fresh and word not in "]\n," and not word.startswith("#"):
             yield (*key, index), line
             fresh = False
         if word == "," and depth == 1:
