@@ -71,9 +71,8 @@ def parse(source: Source, *, doctypes: frozenset[str] = frozenset()) -> Element:
     Raises `TopologyFileError`: no XML, cut off, beyond a limit, with entities.
     """
     parser = DefusedExpatParser(forbid_dtd=True)
-    builder = _Builder(source)
+    builder = _Builder(source, parser)
     parser.setContentHandler(builder)
-    builder.setDocumentLocator(parser)
     try:
         parser.feed(_prolog(source.text, doctypes)[1])
         parser.close()
@@ -158,16 +157,16 @@ def _prolog(text: str, doctypes: frozenset[str]) -> tuple[int, str]:
 class _Builder(ContentHandler):
     """Builds the tree as the parser goes, and stops it at a limit."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, parser: DefusedExpatParser) -> None:
         super().__init__()
-        self.source = source
+        self.source, self._parser = source, parser
         self.root: Element | None = None
         self._open: list[Element] = []
         self._texts: list[list[str]] = []
         self._count = self._letters = 0
 
     def line(self) -> int:
-        found = self._locator.getLineNumber() if self._locator is not None else None
+        found = self._parser.getLineNumber()
         return found if isinstance(found, int) else 1
 
     def startElement(self, name: str, attrs: AttributesImpl) -> None:
