@@ -306,9 +306,11 @@ def test_a_card_with_two_ports_is_a_switch() -> None:
 def test_pcilinks_join_the_halves_of_a_switch() -> None:
     half = '<pci busid="0000:0{}:00.0" class="0x060400">{}</pci>\n'
     both = half.format(1, '<pcilink target="0000:02:00.0"/>'), half.format(2, '<pcilink target="0000:01:00.0"/>')
-    link = examine_text(system(*both)).topology.link("pci:0000:01:00.0", "pci:0000:02:00.0")
+    t = examine_text(system(*both)).topology
+    link = t.link("pci:0000:01:00.0", "pci:0000:02:00.0")
     assert link is not None
     assert (link.path, link.bandwidth_mb_s) == ("pcilink", None)
+    assert examine_text(write(t, "nccl")).topology == t
 
 
 def test_a_virtual_machine_that_hides_its_domains_has_one() -> None:

@@ -146,10 +146,11 @@ def _prolog(text: str, doctypes: frozenset[str]) -> tuple[int, str]:
 
     Any other DOCTYPE stays too, for the parser to refuse.
     """
-    place = 0
+    place, doctyped = 0, False
     while (found := _PROLOG.match(text, place)) is not None:
-        if found[1] is not None and " ".join(found[1].split()) in doctypes:
+        if found[1] is not None and not doctyped and " ".join(found[1].split()) in doctypes:
             text = text[:place] + re.sub(r"[^\n]", " ", found[0]) + text[found.end() :]
+            doctyped = True
         place = found.end()
     return place, text
 
