@@ -73,7 +73,7 @@ def _socket_rate(vendor: str, model: int | None, architecture: str) -> float | N
     if vendor == "GenuineIntel" and model is not None:
         return next((rate for least, rate in INTEL_SOCKETS if model >= least), None)
     if vendor in _ZHAOXIN:
-        return 9.0 if model is not None and model >= _YONGFENG else 6.0
+        return 9.0 if model == _YONGFENG else 6.0
     return None
 
 

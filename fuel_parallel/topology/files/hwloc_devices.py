@@ -107,9 +107,9 @@ def _card(machine: Machine, element: Element, bridges: list[Element], mask: int)
 
 
 def _compute_kind(machine: Machine, card: Card) -> DeviceKind | None:
-    for library, kind in LIBRARIES.items():
+    for library, found in LIBRARIES.items():
         if card.number(library) is not None:
-            return kind
+            return found
     if not card.kind.startswith(("03", "1200")):
         return None
     kind = VENDORS.get(card.model[:4])

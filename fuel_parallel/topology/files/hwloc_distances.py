@@ -152,7 +152,7 @@ def _part(machine: Machine, element: Element) -> str:
 def _link(machine: Machine, source: str, target: str, value: int, interconnect: Interconnect) -> Link:
     count, path = 1, "XGMI"
     if interconnect is Interconnect.NVLINK:
-        # One link of a P100 carries 20 GB/s, of all later ones 25 GB/s; that of B200 is a pair of such.
+        # One link of a P100 carries 20 GB/s, of later ones 25 GB/s.
         names = [getattr(machine.topology.part(end), "name", "") for end in (source, target)]
         one = 20_000 if any("P100" in name for name in names) else 25_000
         count = value // one if value % one == 0 else 1

@@ -247,20 +247,19 @@ def _link(machine: Machine, card: Element) -> Link:
 
 
 def _name_gpus(machine: Machine) -> None:
-    """Those with a number first, so that the others get what is left."""
-    taken: dict[int, Gpu] = {}
+    """Those with a number first, so that the others get what is left; each vendor by itself."""
+    taken: dict[tuple[bool, int], Gpu] = {}
     for gpu in machine.gpus:
         dev = natural(machine.source, gpu.element, "dev") if gpu.element else None
         if dev is None:
             continue
-        if dev in taken:
-            raise machine.source.error(
-                f"dev {dev} is that of line {taken[dev].card.line} already", line=gpu.card.line, key="dev"
-            )
-        taken[dev], gpu.number = gpu, dev
-    free = (n for n in range(2 * MOST_GPUS) if n not in taken)
+        other = taken.setdefault((gpu.is_amd, dev), gpu)
+        if other is not gpu:
+            raise machine.source.error(f"dev {dev} is that of line {other.card.line} already", line=gpu.card.line)
+        gpu.number = dev
+    free = {amd: iter([n for n in range(MOST_GPUS) if (amd, n) not in taken]) for amd in (False, True)}
     for gpu in machine.gpus:
-        gpu.number = next(free) if gpu.number is None else gpu.number
+        gpu.number = next(free[gpu.is_amd]) if gpu.number is None else gpu.number
         _add_gpu(machine, gpu)
 
 

@@ -121,7 +121,9 @@ class _Tree:
         if isinstance(part, Nic):
             return self._nic(part, link)
         if isinstance(part, Switch):
-            return self._pci(part.bus, "0x060400", link)
+            node = self._pci(part.bus, "0x060400", link)
+            node.children += [Node("pcilink", {"target": bus}) for bus in self._halves(part)]
+            return node
         if not isinstance(part, DeviceInfo):  # no other part is a card
             raise TopologyError(f"{part.id} is no card")
         if not part.bus:
@@ -130,6 +132,13 @@ class _Tree:
         node = self._pci(part.bus, "0x038000" if amd else "0x030200", link)
         node.children.append(Node("gpu", self._gpu(part), list(self._fabric(part))))
         return node
+
+    def _halves(self, switch: Switch) -> Iterator[str]:
+        """The addresses of the other halves of a switch that shows itself as several."""
+        for end, link in self.t.links_of(switch.id).items():
+            part = self.t.part(end)
+            if link.path == "pcilink" and isinstance(part, Switch) and part.bus:
+                yield part.bus
 
     def _gpu(self, gpu: DeviceInfo) -> dict[str, str | int]:
         numbers = [_number(other) for other in self.gpus]

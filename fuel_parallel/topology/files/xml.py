@@ -23,6 +23,9 @@ from fuel_parallel.topology.files.source import Source
 MOST_ELEMENTS, DEEPEST, MOST_ATTRIBUTES, LONGEST = 200_000, 120, 64, 1 << 14
 """Of a file, of an element, of an element, and characters of a value. The largest real files have a tenth of these."""
 
+MOST_BEFORE = 1000
+"""Comments and the like before the first element."""
+
 LARGEST_NUMBER = 1 << 63
 """No size in bytes is greater."""
 
@@ -71,9 +74,8 @@ def parse(source: Source, *, doctypes: frozenset[str] = frozenset()) -> Element:
     Raises `TopologyFileError`: no XML, cut off, beyond a limit, with entities.
     """
     parser = DefusedExpatParser(forbid_dtd=True)
-    builder = _Builder(source)
+    builder = _Builder(source, parser)
     parser.setContentHandler(builder)
-    builder.setDocumentLocator(parser)
     try:
         parser.feed(_prolog(source.text, doctypes)[1])
         parser.close()
@@ -136,7 +138,7 @@ def cores_of(source: Source, element: Element, name: str) -> tuple[int, ...]:
         raise source.error(str(reason), line=element.line, key=name) from None
 
 
-_PROLOG = re.compile(r"\s++|<\?[^>]{0,400}\?>|<!--(?:[^-]|-(?!->))*+-->|<!DOCTYPE\s+([^>\[]{1,200})>")
+_PROLOG = re.compile(r"\s++|<\?[^>]{0,400}\?>|<!--(?s:.*?)-->|<!DOCTYPE\s+([^>\[]{1,200})>")
 _NAME = re.compile(r"<([A-Za-z_][A-Za-z0-9_.-]{0,60})(?=[\s/>])")
 
 _DOCTYPE = re.compile(r"<!DOCTYPE\s{1,9}([A-Za-z_][A-Za-z0-9_.-]{0,60})")  # one that is refused
@@ -147,10 +149,14 @@ def _prolog(text: str, doctypes: frozenset[str]) -> tuple[int, str]:
 
     Any other DOCTYPE stays too, for the parser to refuse.
     """
-    place = 0
-    while (found := _PROLOG.match(text, place)) is not None:
-        if found[1] is not None and " ".join(found[1].split()) in doctypes:
+    place, doctyped = 0, False
+    for _ in range(MOST_BEFORE):
+        found = _PROLOG.match(text, place)
+        if found is None:
+            break
+        if found[1] is not None and not doctyped and " ".join(found[1].split()) in doctypes:
             text = text[:place] + re.sub(r"[^\n]", " ", found[0]) + text[found.end() :]
+            doctyped = True
         place = found.end()
     return place, text
 
@@ -158,16 +164,16 @@ def _prolog(text: str, doctypes: frozenset[str]) -> tuple[int, str]:
 class _Builder(ContentHandler):
     """Builds the tree as the parser goes, and stops it at a limit."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, parser: DefusedExpatParser) -> None:
         super().__init__()
-        self.source = source
+        self.source, self._parser = source, parser
         self.root: Element | None = None
         self._open: list[Element] = []
         self._texts: list[list[str]] = []
         self._count = self._letters = 0
 
     def line(self) -> int:
-        found = self._locator.getLineNumber() if self._locator is not None else None
+        found = self._parser.getLineNumber()
         return found if isinstance(found, int) else 1
 
     def startElement(self, name: str, attrs: AttributesImpl) -> None:
