@@ -100,7 +100,7 @@ def _legend(c: Canvas, t: DeviceTopology, look: Look, y: float) -> float:
     if links:
         y, x = y + 22, 24.0
         for rate in (1, 10, 100, 400):
-            c.add(Line(x, y, x + 26, y, FAINT, link_width(mb_s(rate))), Text(x + 33, y + 4, f"{rate} GB/s", 11))
+            c.add(Line(x, y, x + 26, y, FAINT, link_width(mb_s(rate))), Text(x + 36, y + 4, f"{rate} GB/s", 11))
             x += 100
         if unknown:
             c.add(Line(x, y, x + 26, y, FAINT, 1.6, dashed=True), Text(x + 33, y + 4, "bandwidth unknown", 11))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -21,7 +22,10 @@ from fuel_parallel.topology.topology import DeviceTopology
 
 _PART, _HIGH, _GAP, _ROW = 74.0, 36.0, 14.0, 78.0
 _PAD, _BETWEEN, _WIDEST = 20.0, 36.0, 1640.0
+_STEP = _PART + _GAP
 _MOST_WORDS = 4
+_CARDS, _CPUS, _DOMAINS, _BRIDGES, _DEVICES = range(5)
+"""Rows from the top; NVLink's switches come below."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,11 @@ class Look:
 
 @dataclass
 class _Machine:
-    """A machine's rows of parts, and how large its box is."""
+    """A machine's rows of parts, where in its box each is, and how large that is."""
 
     node: str
     rows: list[list[AnyPart]]
+    middles: dict[str, float]
     words: list[str]
     arcs: float
     x: float = 0
@@ -47,7 +52,7 @@ class _Machine:
     @property
     def width(self) -> float:
         widest = max((len(row) for row in self.rows), default=1)
-        return max(widest * (_PART + _GAP) - _GAP, 190) + 2 * _PAD
+        return max(widest * _STEP, 190) + 2 * _PAD
 
     @property
     def height(self) -> float:
@@ -108,36 +113,65 @@ def _machine(t: DeviceTopology, node: str) -> _Machine:
     outside = {name for row in network_levels(t) for name in row}
     parts = [p for p in t.description().parts if p.node == node and p.id not in outside]
     others = any(isinstance(p, DeviceInfo) and p.kind is not DeviceKind.CPU for p in parts)
-    rows: list[list[AnyPart]] = [[] for _ in range(5)]
+    rows: list[list[AnyPart]] = [[] for _ in range(6)]
     for part in parts:
         rows[_row(part, others)].append(part)
     inside = [x for x in t.connections() if _inside(x, t, node)]
-    place = {p.id: float(i) for i, p in enumerate(rows[3] or rows[1])}
-    for row in (rows[2], rows[1], rows[0], rows[4]):
-        row.sort(key=lambda p: _mean([place[e] for e in t.links_of(p.id) if e in place]))
-        place.update({p.id: (i + 0.5) * (len(rows[3]) or 1) / len(row) for i, p in enumerate(row)})
     counts = Counter(link_text(x.link) for x in inside)
     words = [f"{n} x {words}" for words, n in counts.most_common(_MOST_WORDS)]
     if len(counts) > _MOST_WORDS:
         words.append(f"and {len(counts) - _MOST_WORDS} other kinds of links")
+    middles = _middles(t, rows)
+    last = {p.id for p in next((row for row in reversed(rows) if row), [])}
+    spans = [abs(middles[x.source] - middles[x.target]) for x in inside if {x.source, x.target} <= last]
     kept = [row for row in rows if row]
-    row_of = {p.id: (r, i) for r, row in enumerate(kept) for i, p in enumerate(row)}
-    spans = [
-        abs(row_of[x.source][1] - row_of[x.target][1])
-        for x in inside
-        if row_of[x.source][0] == row_of[x.target][0] == len(kept) - 1
-    ]
-    return _Machine(node, kept, words, _sag(max(spans, default=0)) + (8 if words else 0))
+    return _Machine(node, kept, middles, words, _sag(max(spans, default=0) / _STEP) + (8 if words else 0))
+
+
+def _middles(t: DeviceTopology, rows: list[list[AnyPart]]) -> dict[str, float]:
+    """Where in a machine's width each part is: devices in order, others above or below what they are linked to."""
+    room = max(max(map(len, rows)) * _STEP, 190)
+    devices = rows[_DEVICES]
+    found = {p.id: room / 2 + (i - (len(devices) - 1) / 2) * _STEP for i, p in enumerate(devices)}
+    for row in (rows[_BRIDGES], rows[_DOMAINS], rows[_CPUS], rows[_CARDS], rows[_DEVICES + 1]):
+        even = {p.id: (i + 0.5) * room / len(row) for i, p in enumerate(row)}
+        wanted = {p.id: _mean([found[e] for e in t.links_of(p.id) if e in found], even[p.id]) for p in row}
+        row.sort(key=lambda p: wanted[p.id])  # sorted at once
+        found.update(_apart([p.id for p in row], wanted, room))
+    if rows[_CARDS] and rows[_BRIDGES]:
+        _make_way(rows, found, room)
+    return found
+
+
+def _apart(row: list[str], wanted: dict[str, float], room: float) -> dict[str, float]:
+    """As near to where they want to be as boxes that do not overlap can be."""
+    found = dict(wanted)
+    for left, right in itertools.pairwise(row):
+        found[right] = max(found[right], found[left] + _STEP)
+    edge = room + _STEP / 2
+    for name in reversed(row):
+        edge = found[name] = min(found[name], edge - _STEP)
+    return {name: found[name] for name in row}
+
+
+def _make_way(rows: list[list[AnyPart]], found: dict[str, float], room: float) -> None:
+    """Domains and CPUs stand between cards and bridges; they step aside where lines would seem to end at them."""
+    lines = [found[p.id] for p in rows[_CARDS]]
+    for row in (rows[_DOMAINS], rows[_CPUS]):
+        middles = [found[p.id] for p in row]
+        hidden = any(abs(x - line) < _PART / 2 for x in middles for line in lines)
+        if hidden and max(middles) + _STEP / 2 <= room:
+            found.update({p.id: found[p.id] + _STEP / 2 for p in row})
 
 
 def _row(part: AnyPart, others: bool) -> int:
     if isinstance(part, DeviceInfo):
-        return 1 if others and part.kind is DeviceKind.CPU else 3
+        return _CPUS if others and part.kind is DeviceKind.CPU else _DEVICES
     if isinstance(part, NumaDomain):
-        return 1
+        return _DOMAINS
     if isinstance(part, Nic):
-        return 0
-    return 4 if part.kind is Interconnect.NVLINK else 2
+        return _CARDS
+    return _DEVICES + 1 if part.kind is Interconnect.NVLINK else _BRIDGES
 
 
 def _inside(x: Connection, t: DeviceTopology, node: str) -> bool:
@@ -147,8 +181,8 @@ def _inside(x: Connection, t: DeviceTopology, node: str) -> bool:
     return all(end.node == node and (node or isinstance(end, DeviceInfo)) for end in ends)
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 1e9
+def _mean(values: list[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
 
 
 def _arrange(c: Canvas, machines: list[_Machine], top: float) -> float:
@@ -175,10 +209,9 @@ def _places(
             found[name] = 24 + (i + 0.5) * step, top - (len(levels) - n) * _ROW + _HIGH / 2, min(step - 8, 120.0)
     for machine in machines:
         for n, parts in enumerate(machine.rows):
-            room = machine.width - 2 * _PAD
-            for i, part in enumerate(parts):
+            for part in parts:
                 y = machine.y + 34 + n * _ROW + _HIGH / 2
-                found[part.id] = machine.x + _PAD + (i + 0.5) * room / len(parts), y, _PART
+                found[part.id] = machine.x + _PAD + machine.middles[part.id], y, _PART
     return found
 
 
@@ -189,7 +222,7 @@ def _line(x: Connection, places: dict[str, tuple[float, float, float]]) -> list[
     title = f"{x.source} {'to' if x.one_way else 'and'} {x.target}: {link_text(x.link)}"
     sag = 0.0
     if y1 == y2:
-        sag, y1, y2 = _sag(abs(x2 - x1) / (_PART + _GAP)) * 4 / 3, y1 + _HIGH / 2, y2 + _HIGH / 2
+        sag, y1, y2 = _sag(abs(x2 - x1) / _STEP) * 4 / 3, y1 + _HIGH / 2, y2 + _HIGH / 2
     return [Line(x1, y1, x2, y2, *_stroke(x.link), sag=sag, title=title)]
 
 

@@ -12,7 +12,7 @@ from fuel_parallel.topology.heat_map import chosen_devices
 from fuel_parallel.topology.model import DeviceInfo, Link
 from fuel_parallel.topology.topology import DeviceTopology
 
-MOST_FRAMES, MOST_MACHINES, MOST_DEVICES, MOST_ABOVE = 24, 32, 16, 24
+MOST_FRAMES, MOST_MACHINES, MOST_DEVICES, MOST_ABOVE = 12, 32, 16, 24
 """So many frames, machines in a frame, devices in a machine and switches in a row above are drawn at most."""
 
 _CELL, _GAP, _PAD, _ROW = 19.0, 12.0, 16.0, 84.0
@@ -53,7 +53,7 @@ def draw_overview(c: Canvas, t: DeviceTopology, look: Look, top: float) -> float
         for i, node in enumerate(frames[name][:MOST_MACHINES]):
             left, upper = x + _PAD + i % columns * (wide + _GAP), at + 46 + i // columns * (high + _GAP)
             _draw_machine(c, node, by_node.get(node, []), look, (left, upper, wide, high, across))
-        how = _how(linked.get(name), frames[name]) + ("" if lines else _below(t, name, frames))
+        how = _how(linked.get(name), frames[name]) if lines else _how(None, frames[name]) + _below(t, name, frames)
         c.add(Text(x + _PAD, at + 37, fitting(how, width - 2 * _PAD, 10), 10, color=FAINT))
     for words in _words(t, len(frames)):
         c.add(Text(24, y, words, 11, color=FAINT))
@@ -161,14 +161,18 @@ def _draw_machine(
 
 def _words(t: DeviceTopology, frames: int) -> list[str]:
     """What the links inside of machines are, and what was not drawn."""
-    inside, between = Counter[str](), Counter[str]()
+    clustered = bool(t.nodes)
+    inside, up, between = Counter[str](), Counter[str](), Counter[str]()
     for x in t.connections():
         nodes = {t.part(end).node for end in (x.source, x.target)}
-        if nodes == {""} and t.nodes:
+        if nodes == {""} and clustered:
             between[link_text(x.link)] += 1
+        elif "" in nodes and clustered:
+            up[link_text(x.link)] += 1
         elif len(nodes) == 1:
             inside[link_text(x.link)] += 1
     words = [f"Inside of machines: {n} x {link}" for link, n in inside.most_common(4)]
+    words += [f"From machines to switches: {n} x {link}" for link, n in up.most_common(2)]
     words += [f"Between switches: {n} x {link}" for link, n in between.most_common(2)]
     if frames > MOST_FRAMES:
         words.append(f"The first {MOST_FRAMES} of {frames} groups of machines are drawn.")

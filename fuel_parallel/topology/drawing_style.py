@@ -40,6 +40,7 @@ def link_width(rate: float | None) -> float:
 
 
 def link_text(link: Link) -> str:
-    """A link in words: `nvlink NV4 74.5 GB/s`."""
+    """A link in words: `nvlink NV4, 74.5 GB/s`."""
     rate = "bandwidth unknown" if link.bandwidth_mb_s is None else f"{gb_s(link.bandwidth_mb_s):.3g} GB/s"
-    return " ".join(word for word in (link.interconnect.value.replace("_", " "), link.path, rate) if word)
+    kind = "link" if link.interconnect is Interconnect.UNKNOWN else link.interconnect.value.replace("_", " ")
+    return ", ".join(word for word in (f"{kind} {link.path}".strip(), rate) if word)
