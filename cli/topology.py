@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,7 @@ def probe(ranks: int | None, measure: bool, validate: bool, per_rank: bool, as_j
         from fuel_parallel.topology.text import emit
 
         emit(probe_here(ranks=1 if per_rank else None), as_json, output)
+        _tell_quota()
         return 0
     words = [
         *(["--measure"] if measure else []),
@@ -70,6 +72,18 @@ def probe(ranks: int | None, measure: bool, validate: bool, per_rank: bool, as_j
     ]
     words += [*(["--json"] if as_json else []), *([f"--output={output.absolute()}"] if output is not None else [])]
     return on_ranks(PROBING, words, ranks)
+
+
+def _tell_quota() -> None:
+    """A container may run on all cores and yet get the time of two."""
+    from fuel_parallel.topology.cgroup import quota
+    from fuel_parallel.topology.sysfs import Sysfs
+
+    granted, allowed = quota(Sysfs()), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    if granted is not None and granted < allowed:
+        click.echo(
+            f"fuelrun: this process gets the time of {granted:g} of its {allowed} cores (cgroup quota)", err=True
+        )
 
 
 @topology.command(context_settings=SETTINGS)
@@ -106,22 +120,29 @@ def show(file: str, svg: Path | None, png: Path | None, heat_map: Path | None, a
     metavar="FILE",
     help="Put this machine into each node of FILE: a network of SLURM, say, and what nvidia-smi says of one node.",
 )
+@click.option("--node", metavar="NAME", help="Only this machine of FILE.")
 @click.option("--to", "name", default="native", metavar="FORMAT", help="The format [default: native].")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write it to a file."
 )
-def convert(file: str, machine: str | None, name: str, output: Path | None) -> None:
+def convert(file: str, machine: str | None, node: str | None, name: str, output: Path | None) -> None:
     """Write the topology of a FILE in another format.
 
+    \b
+    Examples:
+      fuelrun topology convert topology.conf --machine nvidia-smi.txt -o cluster.toml
+      fuelrun topology convert cluster.toml --node n1 --to nccl -o nccl.xml
+
     The native format is TOML; toml, yaml and json, or the suffix of OUT, say in which language it is written.
-    """
+    """  # noqa: D301
     from fuel_parallel.errors import ArgumentError
     from fuel_parallel.topology import files
-    from fuel_parallel.topology.combine import machine_in
+    from fuel_parallel.topology.combine import machine_in, machine_of
     from fuel_parallel.topology.files import native
 
     check_folder("--output", output)
     t = read(file) if machine is None else machine_in(read(file), read(machine))
+    t = t if node is None else machine_of(t, node)
     if name == "native" and output is not None:
         name = native.form_of(output.name)
     try:

@@ -51,6 +51,31 @@ def machine_in(network: DeviceTopology, machine: DeviceTopology) -> DeviceTopolo
     return t
 
 
+def machine_of(cluster: DeviceTopology, node: str) -> DeviceTopology:
+    """One machine of a cluster by itself, its ids without the node's name; links that leave it are left out.
+
+    >>> from fuel_parallel.topology import DeviceInfo, DeviceKind
+    >>> cluster = DeviceTopology()
+    >>> for name in ("a", "b"):
+    ...     cluster.add_device(DeviceInfo(id=f"{name}/cuda:0", node=name, kind=DeviceKind.CUDA))
+    >>> machine_of(cluster, "b").device_ids()
+    ['cuda:0']
+
+    Raises `ArgumentError` when there is no such machine.
+    """
+    if node not in cluster.nodes:
+        some = ", ".join(cluster.nodes[:8]) + ", ..." * (len(cluster.nodes) > 8)
+        raise ArgumentError(f"there is no machine {node!r}; the machines are {some or 'without names'}")
+    t = DeviceTopology(node)
+    inside = {part.id: part for part in cluster.description().parts if part.node == node}
+    for part in inside.values():
+        t.add(msgspec.structs.replace(part, id=part.id.removeprefix(f"{node}/"), node=""))
+    for c in cluster.connections():
+        if c.source in inside and c.target in inside:
+            _add(t, c.source.removeprefix(f"{node}/"), c.target.removeprefix(f"{node}/"), c.link, c.one_way)
+    return t
+
+
 class _Template:
     """The machine's inside, and the parts by which it is reached."""
 

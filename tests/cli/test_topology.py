@@ -145,7 +145,6 @@ def test_check_says_what_is_there_and_what_looks_wrong(tmp_path) -> None:
     assert found["counts"]["devices"] == 3
     assert found["problems"] == [
         "1 device has no links, such as cuda:0",
-        "2 groups of parts are not connected, such as those of numa:0 and cuda:0",
         "2 links have no way back, such as cpu:0 to numa:0",
         "of 2 of 2 links the bandwidth is unknown, such as cpu:0 to numa:0",
     ]

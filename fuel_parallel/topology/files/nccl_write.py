@@ -51,8 +51,8 @@ def write(t: DeviceTopology) -> str:
     if len(t.nodes) > 1:
         some = ", ".join(t.nodes[:4]) + ", ..." * (len(t.nodes) > 4)
         raise TopologyError(
-            f"NCCL's file describes one machine, this topology has {len(t.nodes)}: {some}; write a topology that has"
-            " only the parts of one of them"
+            f"NCCL's file describes one machine, this topology has {len(t.nodes)}: {some}; `convert --node NAME`"
+            " writes one of them"
         )
     tree = _Tree(t)
     amd = any(gpu.kind is DeviceKind.ROCM for gpu in tree.gpus)
