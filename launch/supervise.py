@@ -36,7 +36,7 @@ from fuelrun.launch.processes import JOB_ID, Watch
 from fuelrun.launch.rank import JOB_DIR, SUPERVISOR
 from fuelrun.launch.records import RankRecord, read_records
 from fuelrun.launch.shared_memory import SharedFiles
-from fuelrun.launch.verdict import Ending, Verdict, judge
+from fuelrun.launch.verdict import Ending, Verdict, is_consequence, judge
 
 _MPIRUN_ACTS_S = 1.0  # how long mpirun may take to end a job in which a rank failed
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
@@ -122,6 +122,8 @@ class _Supervision:
         self._notice_at: float | None = None
         self._death: Death | None = None
         self._seen_death: Death | None = None  # for when mpirun does not tell
+        self._lost: Death | None = None  # the first rank of this host that ended, and when that was seen
+        self._lost_at = 0.0
         self._noise = {fd: NoiseFilter(plan.engine.banners) for fd in (1, 2)}
         self._deaf = False  # nobody reads our output any more
 
@@ -169,6 +171,8 @@ class _Supervision:
             mpirun_killed_by=-status if status < 0 and self._stage < _Stage.TERMINATED else None,
             stopped_by=self._stopped_by,
             deserters=tuple(self._deserters),
+            lost=self._lost,
+            lost_at=self._lost_at,
             messages=tuple(text for noise in self._noise.values() for text in noise.taken if text.strip()),
         )
 
@@ -252,6 +256,8 @@ class _Supervision:
         if failures and not self._reported:
             self._reported = True  # the others failed alike, or because of it
             first = min(failures, key=lambda record: record.ended or 0.0)
+            if is_consequence(first, self._records, self._lost, self._lost_at):
+                return  # MPI's error about a rank that is gone says less than the verdict
             self._write(2, first.report.encode("utf-8", "backslashreplace"))
 
     def _look(self) -> None:
@@ -302,8 +308,9 @@ class _Supervision:
         """A rank of this host is gone. The first one counts, so this follows the order of events."""
         rank = next(rank for rank, other in self._watches.items() if other is watch)
         if rank not in self._gone:
-            if not self._gone and self._stage is _Stage.RUNNING and (number := processes.killed_by(watch.pid)):
-                self._seen_death = Death(rank, signal=number)
+            if not self._gone and self._stage is _Stage.RUNNING:
+                self._lost, self._lost_at = Death(rank, signal=processes.killed_by(watch.pid)), time.time()
+                self._seen_death = self._lost if self._lost.signal else None
             self._gone.append(rank)
             self._seen = -1  # its last word may have been written since
         if watch.fd is not None:

@@ -23,6 +23,8 @@ class Ending:
         mpirun_killed_by: The signal that ended mpirun itself.
         stopped_by: The signal by which the user ended the job.
         deserters: Ranks that ended well, but left others that wait for them.
+        lost: The first rank of this host that was seen to end, and its signal where that is known.
+        lost_at: When that was seen, in seconds since the epoch.
         messages: What mpirun said; shown when nothing else explains the failure.
     """
 
@@ -34,6 +36,8 @@ class Ending:
     mpirun_killed_by: int | None = None
     stopped_by: int | None = None
     deserters: tuple[int, ...] = ()
+    lost: Death | None = None
+    lost_at: float = 0.0
     messages: tuple[str, ...] = ()
 
 
@@ -51,6 +55,8 @@ def judge(ending: Ending) -> Verdict:
     if ending.stopped_by is not None:
         return Verdict(128 + ending.stopped_by)
     failures = sorted((r for r in ending.records.values() if r.failed), key=lambda r: r.ended or 0.0)
+    if failures and is_consequence(failures[0], ending.records, ending.lost, ending.lost_at):
+        return _lost(ending)
     if failures:
         code, reason = failures[0].code, failures[0].reason
         alike = [record.rank for record in failures if record.reason == reason]
@@ -78,6 +84,20 @@ def judge(ending: Ending) -> Verdict:
     if never:
         return Verdict(ending.code or 1, f"{_ranks(never)} of {ending.ranks} did not start", ending.messages)
     return _vanished(ending, first)
+
+
+def is_consequence(failure: RankRecord, records: Mapping[int, RankRecord], lost: Death | None, lost_at: float) -> bool:
+    """Whether a rank failed after another one of its machine had gone without a word: MPI raised an error for it."""
+    gone = records.get(lost.rank) if lost is not None and lost.rank is not None else None
+    return gone is not None and gone.code is None and gone.host == failure.host and lost_at < (failure.ended or 0.0)
+
+
+def _lost(ending: Ending) -> Verdict:
+    """A rank that went without a word, and took others with it."""
+    ranks = [ending.lost.rank] if ending.lost is not None and ending.lost.rank is not None else []
+    known = (death.signal for death in (ending.lost, ending.death) if death is not None and death.signal is not None)
+    number = next(known, None)
+    return _vanished(ending, ranks) if number is None else _killed(ending, ranks, number)
 
 
 def _first(ending: Ending, unwell: list[int]) -> list[int]:

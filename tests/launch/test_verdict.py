@@ -34,6 +34,27 @@ def test_the_first_failure_gives_the_code() -> None:
     assert verdict == Verdict(5, "rank 2 of 3 failed: reason 5")
 
 
+def test_an_error_of_mpi_about_a_rank_that_was_killed_before_it_is_not_the_cause() -> None:
+    """MPICH's ranks may raise before anybody has ended them."""
+    killed = Death(2, signal=9)
+    found = Ending(
+        3, records(r1=1, r0=None, r2=None), gone=(2, 1), death=Death(1, aborted=True), lost=killed, lost_at=-1
+    )
+    verdict = judge(found)
+    assert verdict.code == 137
+    assert verdict.message.startswith("rank 2 of 3 (process 102) was killed by signal 9 (SIGKILL)")
+
+
+def test_a_failure_is_the_cause_of_those_who_went_after_it() -> None:
+    found = Ending(3, records(r1=5, r0=None, r2=None), gone=(2, 1), lost=Death(2, signal=9), lost_at=1)
+    assert judge(found) == Verdict(5, "rank 1 of 3 failed: reason 5")
+
+
+def test_whoever_went_with_a_last_word_was_not_lost() -> None:
+    found = Ending(2, records(r1=5, r0=3), gone=(0, 1), lost=Death(0), lost_at=-1)
+    assert judge(found) == Verdict(5, "rank 1 of 2 failed: reason 5")
+
+
 def test_ranks_that_failed_alike_are_named_together() -> None:
     assert judge(Ending(3, records(r2=1, r0=1, r1=0))).message == "ranks 0 and 2 of 3 failed: reason 1"
 
