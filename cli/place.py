@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fuelrun.pictures import write_picture
 from fuelrun.plan import read_topology
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Axis(click.ParamType[Any]):
 @click.option("--seed", type=int, default=0, metavar="N", help="Of the search [default: 0].")
 @click.option("--rankfile", is_flag=True, help="Print a rankfile for Open MPI instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the placement as JSON.")
+@click.option("--svg", "picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw it, as .svg or .png.")
 def place(
     topology_file: Path,
     axes: tuple[MeshAxis, ...],
@@ -77,6 +79,7 @@ def place(
     seed: int,
     rankfile: bool,
     as_json: bool,
+    picture: Path | None,
 ) -> None:
     """Assign devices to the ranks of a mesh so that communication takes least time."""
     import msgspec
@@ -89,7 +92,10 @@ def place(
         raise click.UsageError(f"--within-node {strange}: there is no such axis; the axes are {', '.join(names)}")
     kept = [msgspec.structs.replace(axis, within_node=axis.name in within_node) for axis in axes]
     memory = None if memory_gib is None else int(memory_gib * 2**30)
-    placed = placement.place(read_topology(topology_file), kept, memory_bytes=memory, seed=seed)
+    topology = read_topology(topology_file)
+    placed = placement.place(topology, kept, memory_bytes=memory, seed=seed)
+    if picture is not None:
+        write_picture(topology, picture, placed)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(placed), indent=2).decode())
     elif rankfile:
