@@ -37,7 +37,8 @@ def read(source: Source) -> DeviceTopology:
     """The topology of a topology.conf. Raises `TopologyFileError`."""
     groups: list[Group] = []
     kinds: dict[str, int] = {}
-    sizes, sizes_line = (1,), None
+    sizes: tuple[int, ...] = (1,)
+    sizes_line: int | None = None
     for line, record in _records(source):
         kind = next(iter(record))
         kinds.setdefault("blockname" if kind == "blocksizes" else kind, line)
