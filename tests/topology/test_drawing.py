@@ -141,7 +141,7 @@ def test_nothing_cannot_be_drawn() -> None:
 def test_graphviz_gets_a_cluster_for_each_machine_and_labels() -> None:
     dot = write(two_nodes(), "graphviz")
     assert dot.count("subgraph cluster_") == 2
-    assert '"n0/nic" -- "leaf" [label="10 GB/s"' in dot
+    assert '"leaf" -- "n0/nic" [label="10 GB/s"' in dot
     assert 'label="NV4 ?", color="#65a30d", style=dashed' in write(partly_known(), "graphviz")
     hostile = DeviceTopology('a"]; b')
     hostile.add_device(DeviceInfo(id='x"\n\\', kind=DeviceKind.CPU))

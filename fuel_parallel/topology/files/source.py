@@ -14,9 +14,9 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class Source:
-    """Text and where it comes from. `notes` are what its reader wants to be known: what it left out, or had to assume.
+    r"""Text and where it comes from. `notes` are what its reader wants to be known: what it left out, or had to assume.
 
-    >>> source = Source("hosts.txt", "n01\\r\\nn02")
+    >>> source = Source("hosts.txt", "n01\r\nn02")
     >>> source.lines, str(source.error("no such host", line=2))
     (['n01', 'n02'], 'hosts.txt, line 2: no such host')
     """
