@@ -81,7 +81,7 @@ def fitting(text: str, width: float, size: float) -> str:
     """A text, shortened in its middle until it fits.
 
     >>> fitting("a-very-long-name", 60, 10)
-    'a-ver…-name'
+    'a-ver…name'
     """
     most = max(int(width / (size * 0.56)), 3)
     if len(text) <= most:

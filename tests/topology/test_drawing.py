@@ -42,6 +42,11 @@ def titled(svg: str, words: str) -> list[dict[str, str]]:
     return [dict(e.attrib) for e in fromstring(svg).iter() for t in e.findall(f"{SVG}title") if words in (t.text or "")]
 
 
+def boxes(svg: str, part: str) -> list[dict[str, str]]:
+    """The boxes of a part."""
+    return [shape for shape in titled(svg, part) if "rx" in shape]
+
+
 def partly_known() -> DeviceTopology:
     t = gpus(4)
     t.add_link("cuda:0", "cuda:1", link(50))
@@ -80,8 +85,10 @@ def test_ranks_are_shown_and_coloured_by_an_axis_of_the_mesh() -> None:
     svg = drawing(t, placed, "tp")
     assert {f"rank {n}" for n in range(8)} <= set(texts(svg))
     assert {f"tp={n}" for n in range(4)} <= set(texts(svg))
-    fills = {titled(svg, f"{device} ")[0]["fill"] if titled(svg, f"{device} ") else "" for device in placed.devices}
-    assert fills
+    fills = {device: shape["fill"] for device in placed.devices for shape in boxes(svg, device)}
+    assert len(fills) == 8
+    assert len(set(fills.values())) == 4
+    assert fills[placed.devices[0]] == fills[placed.devices[4]]
     assert {"dp=0", "dp=1"} <= set(texts(drawing(t, placed)))
     with pytest.raises(ArgumentError, match="there is no axis 'pp'; the axes are dp, tp"):
         drawing(t, placed, "pp")
@@ -134,7 +141,7 @@ def test_nothing_cannot_be_drawn() -> None:
 def test_graphviz_gets_a_cluster_for_each_machine_and_labels() -> None:
     dot = write(two_nodes(), "graphviz")
     assert dot.count("subgraph cluster_") == 2
-    assert '"n0/nic" -- "leaf" [label="10 GB/s"' in dot
+    assert '"leaf" -- "n0/nic" [label="10 GB/s"' in dot
     assert 'label="NV4 ?", color="#65a30d", style=dashed' in write(partly_known(), "graphviz")
     hostile = DeviceTopology('a"]; b')
     hostile.add_device(DeviceInfo(id='x"\n\\', kind=DeviceKind.CPU))

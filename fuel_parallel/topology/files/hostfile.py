@@ -213,10 +213,10 @@ def _host(source: Source, first: str, rest: list[str], line: int, noted: set[str
             raise source.error(f"{word[:40]!r}: {host.name!r} has its {meaning.field} already", line=line)
         if meaning.field == "user" and not _USER.fullmatch(value):
             raise source.error(f"{word[:40]!r}: that is no user", line=line)
-        fields: dict[str, Any] = {meaning.field: value}
+        changes: dict[str, Any] = {meaning.field: value}
         if meaning.field != "user":
-            fields[meaning.field] = _count(source, value, word, line)
-        host = replace(host, **fields)
+            changes[meaning.field] = _count(source, value, word, line)
+        host = replace(host, **changes)
     if host.max_slots is not None and host.max_slots < (host.slots or 0):
         raise source.error(f"{host.name!r} has {host.slots} slots, but at most {host.max_slots}", line=line)
     return host
