@@ -57,13 +57,24 @@ def _with_measured(t: DeviceTopology, source: Source) -> tuple[str, str]:
 
 
 def outline(t: DeviceTopology) -> Iterator[str]:
-    """One line a part, machine by machine, with its links below it, each link once."""
+    """One line a part, machine by machine, with its links below it, each link once.
+
+    Names come from files: what a terminal would obey rather than show is replaced.
+    """
+    for line in _outline(t):
+        yield line if line.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in line)
+
+
+def _outline(t: DeviceTopology) -> Iterator[str]:
     yield f"{t.name or 'topology'}: {len(t)} devices, {len(t.nodes) or 1} machine{'s' * (len(t.nodes) > 1)}"
     shown: set[frozenset[str]] = set()
-    parts = t.description().parts
-    for node in [*t.nodes, ""]:
-        mine = [p for p in parts if p.node == node]
-        if node or (t.nodes and mine):
+    parts: dict[str, list[AnyPart]] = {}
+    for part in t.description().parts:
+        parts.setdefault(part.node, []).append(part)
+    nodes = t.nodes
+    for node in [*nodes, ""]:
+        mine = parts.get(node, [])
+        if node or (nodes and mine):
             yield node or "between machines"
         for part in sorted(mine, key=lambda p: _ORDER.index(type(p))):
             yield f"  {part.id.removeprefix(f'{node}/'):<20} {facts(part)}".rstrip()

@@ -22,6 +22,7 @@ from fuel_parallel.topology import (
     Switch,
 )
 from fuel_parallel.topology.cores import format_list, parse_list, parse_mask
+from fuel_parallel.topology.text import outline
 
 NVLINK = Link(interconnect=Interconnect.NVLINK, bandwidth_mb_s=20_000.0, latency_us=1.0)
 PCIE = Link(interconnect=Interconnect.PCIE, bandwidth_mb_s=12_000.0, latency_us=0.5)
@@ -186,3 +187,10 @@ def test_other_lists_of_cores_are_refused(text) -> None:
 def test_other_masks_are_refused(text) -> None:
     with pytest.raises(DataError, match="is not a mask of cores"):
         parse_mask(text)
+
+
+def test_names_cannot_command_a_terminal() -> None:
+    t = DeviceTopology("\x1b]0;title\x07")
+    t.add_device(DeviceInfo(id="cpu:0", kind=DeviceKind.CPU, name="\x1b[2J gone"))
+    assert all(line.isprintable() for line in outline(t))
+    assert "gone" in "".join(outline(t))
