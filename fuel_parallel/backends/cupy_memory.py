@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -37,6 +38,15 @@ class CupyMemory(DeviceMemory):
         """See `DeviceMemory.copy_to_device`."""
         if array.nbytes:
             array.data.copy_from_host_async(ctypes.c_void_p(host.ctypes.data), array.nbytes, self.stream())
+
+    def copy_from_peer(self, array: Any, peer: DeviceMemory, source: Any) -> None:
+        """See `DeviceMemory.copy_from_peer`."""
+        runtime = self.array_module.cuda.runtime
+        other = int(peer.device.partition(":")[2] or 0)
+        if other != self._number and runtime.deviceCanAccessPeer(self._number, other):
+            with contextlib.suppress(runtime.CUDARuntimeError):  # it is enabled already
+                runtime.deviceEnablePeerAccess(other)
+        runtime.memcpyPeerAsync(array.data.ptr, self._number, source.data.ptr, other, array.nbytes, self.stream().ptr)
 
     def stream(self) -> Stream:
         """See `DeviceMemory.stream`."""

@@ -57,6 +57,13 @@ class DeviceMemory(ABC):
         """Queues the copy of pinned memory into an array of as many bytes, on the current stream."""
 
     @abstractmethod
+    def copy_from_peer(self, array: Any, peer: DeviceMemory, source: Any) -> None:
+        """Queues the copy of an array of another device of this process into one of this device, on the current stream.
+
+        Directly between the two where they can, else through the host, as the driver decides.
+        """
+
+    @abstractmethod
     def stream(self) -> Stream:
         """The current stream of this thread: the one on which kernels run."""
 

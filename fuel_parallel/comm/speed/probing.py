@@ -23,6 +23,7 @@ import numpy as np
 
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.speed.bench import AUTO, MPI_ALONE
+from fuel_parallel.comm.speed.device_links import Measured, measure_devices, with_measured
 from fuel_parallel.comm.speed.validating import compare
 from fuel_parallel.comm.world import init
 from fuel_parallel.lazy import dtypes
@@ -55,12 +56,13 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a rank found: its machine, if it is the one that looked, and its figures in MB/s and microseconds."""
+    """What a rank found: its machine and devices if it is the one that looked, and figures in MB/s and microseconds."""
 
     machine: Description | None = None
     copy_mb_s: float | None = None
     peer_mb_s: float | None = None
     peer_us: float | None = None
+    devices: tuple[Measured, ...] = ()
 
 
 def probe_all(world: Communicator, measure: bool = False, per_rank: bool = False) -> DeviceTopology:
@@ -78,11 +80,15 @@ def probe_all(world: Communicator, measure: bool = False, per_rank: bool = False
         here = [seat for seat in seats if seat.host == me.host]
         allowed = frozenset(core for seat in here for core in seat.cores)
         node = me.host if len(hosts) > 1 else ""
-        machine = probe(node, allowed=allowed or None, ranks=len(here) if per_rank else None).description()
-    finding = Finding(machine, *(_measured(world, seats) if measure else ()))
+        machine = probe(node, allowed=allowed or None, ranks=len(here) if per_rank else None)
+    devices = measure_devices(machine) if measure and machine is not None else []
+    description = None if machine is None else machine.description()
+    finding = Finding(description, *(_measured(world, seats) if measure else ()), devices=tuple(devices))
     findings = world.all_gather_object(finding, type=Finding)
     t = _joined([f.machine for f in findings if f.machine is not None])
-    return _with_figures(t, seats, findings) if measure else t
+    if not measure:
+        return t
+    return with_measured(_with_figures(t, seats, findings), [one for f in findings for one in f.devices])
 
 
 def _joined(machines: list[Description]) -> DeviceTopology:
