@@ -83,7 +83,8 @@ def probe_all(world: Communicator, measure: bool = False, per_rank: bool = False
         machine = probe(node, allowed=allowed or None, ranks=len(here) if per_rank else None)
     devices = measure_devices(machine) if measure and machine is not None else []
     description = None if machine is None else machine.description()
-    finding = Finding(description, *(_measured(world, seats) if measure else ()), devices=tuple(devices))
+    copy_mb_s, peer_mb_s, peer_us = _measured(world, seats) if measure else (None, None, None)
+    finding = Finding(description, copy_mb_s, peer_mb_s, peer_us, tuple(devices))
     findings = world.all_gather_object(finding, type=Finding)
     t = _joined([f.machine for f in findings if f.machine is not None])
     if not measure:
