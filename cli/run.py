@@ -60,7 +60,9 @@ class RunCommand(click.Command):
     help="Cores of a rank: a share of the machine's, any, or lists by local rank such as 0-3:4-7 [default: auto].",
 )
 @click.option(
-    "--mesh", metavar="AXES", help="Axes for fp.Mesh.from_environment(), outermost first: dp=2,tp=4; -1: what is left."
+    "--mesh",
+    metavar="AXES",
+    help="Axes for fp.Mesh.from_environment(): dp=-1,tp=4 (-1: what is left), or the FILE of `plan -o`.",
 )
 @click.option(
     "--topology",

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from fuel_parallel.errors import ArgumentError, FuelError
-from fuel_parallel.topology.mesh_axes import MESH, filled, parse_axes
+from fuel_parallel.topology.mesh_axes import MESH, filled, parse_axes, read_axes
 from fuelrun.launch import placing
 from fuelrun.launch.binding import BIND, cores_by_local_rank
 from fuelrun.launch.rank import LOG_DIR, TIMEOUT, TRACE
@@ -56,6 +56,7 @@ def of_mesh(mesh: str | None, topology: str | None, ranks: int | None) -> dict[s
     settings = {}
     if mesh is not None:
         try:
+            mesh = read_axes(Path(mesh)) if mesh.endswith(".toml") else mesh
             sizes = {axis.name: axis.size for axis in parse_axes(mesh)}
             if ranks is not None and math.prod(filled(sizes, ranks).values()) != ranks:
                 raise ArgumentError(f"--mesh {mesh} has not as many ranks as -n {ranks}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from fuel_parallel.errors import ArgumentError
+from fuel_parallel.errors import ArgumentError, DataError
 from fuel_parallel.topology.algorithms import Collective
 
 if TYPE_CHECKING:
@@ -79,6 +81,34 @@ def parse_axes(text: str, option: str = "--mesh") -> tuple[MeshAxis, ...]:
         axis if known else msgspec.structs.replace(axis, nbytes=axis.nbytes * 8 ** min(i, 8))
         for i, (axis, known) in enumerate(zip(axes, said, strict=True))
     )
+
+
+def axes_text(axes: Sequence[MeshAxis]) -> str:
+    """The axes as `parse_axes` reads them, with the bytes of all of a step's collectives together.
+
+    >>> axes_text(parse_axes("dp=2,tp=4:p2p:16MiB"))
+    'dp=2:all_reduce:1048576,tp=4:p2p:16777216'
+    """
+    return ",".join(f"{axis.name}={axis.size}:{axis.collective.value}:{int(axis.nbytes * axis.count)}" for axis in axes)
+
+
+def read_axes(path: Path) -> str:
+    """The mesh of a file that `fuelrun plan -o FILE` wrote, or of one with a table `[mesh]` of sizes, as text.
+
+    Raises `DataError` when there is none.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as reason:
+        raise DataError(f"cannot read {path}: {reason.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
+        raise DataError(f"{path} is no TOML: {reason}") from None
+    axes, sizes = found.get("axes"), found.get("mesh")
+    if isinstance(axes, str):
+        return axes
+    if not isinstance(sizes, dict) or not sizes:
+        raise DataError(f"{path} has no mesh; expected a table [mesh] with sizes such as dp = 2 and tp = 4")
+    return ",".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def filled(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from fuel_parallel.errors import ArgumentError, TopologyError
 from fuel_parallel.topology.algorithms import Collective
 from fuel_parallel.topology.cost import CostModel
 from fuel_parallel.topology.memory import Memory, Recompute, Strategy, memory_of
-from fuel_parallel.topology.mesh_axes import MeshAxis
+from fuel_parallel.topology.mesh_axes import MeshAxis, axes_text
 from fuel_parallel.topology.model import DeviceInfo, DeviceKind
 from fuel_parallel.topology.step_time import Efficiency, Layout, StepTime, step_time
 from fuel_parallel.topology.topology import DeviceTopology
@@ -48,9 +48,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
     def toml(self) -> str:
-        """The mesh and the strategy as a TOML file."""
+        """The mesh and the strategy as a TOML file, which `fuelrun --mesh` takes."""
         s = self.strategy
-        lines = ["[mesh]", *(f"{axis.name} = {axis.size}" for axis in self.mesh), "", "[strategy]"]
+        lines = [
+            f'axes = "{axes_text(self.mesh)}"',
+            "",
+            "[mesh]",
+            *(f"{axis.name} = {axis.size}" for axis in self.mesh),
+            "",
+            "[strategy]",
+        ]
         lines += [f"micro_batch = {s.micro_batch}", f"chunks = {s.chunks}", f'recompute = "{s.recompute.value}"']
         lines += [f"sequence_parallel = {str(s.sequence_parallel).lower()}"]
         lines += [f"sharded_optimizer = {str(s.sharded_optimizer).lower()}"]

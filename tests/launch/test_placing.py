@@ -45,6 +45,20 @@ def test_each_rank_gets_a_device_and_the_cores_near_it(fuelrun, mpirun: str, und
     ]
 
 
+def test_the_mesh_may_be_a_file(fuelrun) -> None:
+    script = fuelrun.write("import fuel_parallel as fp; print(fp.Mesh.from_environment().coordinates)")
+    for text in ('axes = "dp=1:all_reduce:64,tp=2:p2p:9"', "[mesh]\ndp = 1\ntp = 2"):
+        fuelrun.write(text, "mesh.toml")
+        done = fuelrun.run("-n", "2", "--mesh", "mesh.toml", script)
+        assert sorted(done.stdout.splitlines()) == ["{'dp': 0, 'tp': 0}", "{'dp': 0, 'tp': 1}"]
+    for text, said in (("x = 1", "mesh.toml has no mesh"), ("x =", "mesh.toml is no TOML")):
+        fuelrun.write(text, "mesh.toml")
+        done = fuelrun.run("-n", "2", "--mesh", "mesh.toml", script)
+        assert done.returncode == 2
+        assert said in done.stderr
+    assert "cannot read no.toml" in fuelrun.run("--mesh", "no.toml", script).stderr
+
+
 def test_gpus_count_among_those_that_are_visible_and_cores_are_left_alone_where_asked(fuelrun) -> None:
     fuelrun.write(machine("cuda"), "node.toml")
     words = ("--topology", "node.toml", "--mesh", "tp=2", "--bind", "none", fuelrun.write(SHOW))
