@@ -159,13 +159,15 @@ def kill_one(rng: random.Random, launcher: str, longest: float, folder: Path, nu
     left_files = left_of(known, shared_files() - before)
     # Without a fuelrun around them the ranks' status is mpirun's, and MPICH's says the bare number of the signal.
     code = 9 if launcher != "fuelrun -n" and library().flavour == "MPICH" else 137
+    if code == 9 and job.process.returncode == 143 and "Fatal error in" in err:
+        code = 143  # MPICH in another rank has noticed first, and aborts below Python
     wrong = []
     if "did not start" in err:  # killed before it had a line of Python behind it: nobody knows it, but mpirun
         code = job.process.returncode or 1
         err = err.replace("did not start", "was killed by signal 9 (SIGKILL)")
     trained = all(Path(f"{folder}-{number}.{rank}.trained").exists() for rank in range(ranks))
-    if trained and launcher != "fuelrun -n" and job.process.returncode == 0:
-        code = 0  # killed when it was through: mpirun had heard of its end
+    if trained and job.process.returncode == 0:
+        code = 0  # killed when it was through: its end was known, and nothing is lost
     if job.process.returncode != code:
         wrong.append(f"exit status {job.process.returncode}, not {code}")
     if took > WITHIN_S:
@@ -174,7 +176,7 @@ def kill_one(rng: random.Random, launcher: str, longest: float, folder: Path, nu
         wrong.append(f"left processes {[entry.name for entry in left]}")
     if left_files:
         wrong.append(f"left {sorted(left_files)}")
-    if launcher == "fuelrun -n" and err.count("was killed by signal 9 (SIGKILL)") != 1:
+    if launcher == "fuelrun -n" and code and err.count("was killed by signal 9 (SIGKILL)") != 1:
         wrong.append("not one report")
     if "Traceback" in err:
         wrong.append("a traceback")
