@@ -31,6 +31,7 @@ class LauncherClaim:
         world_size: Number of ranks; None where the launcher does not say.
         local_rank: Rank among those on this host; None where the launcher does not say.
         local_size: Number of ranks on this host; None where the launcher does not say.
+        node_rank: Which of the job's hosts this is; None where the launcher does not say.
         evidence: The variables that were read, as (name, value).
     """
 
@@ -40,6 +41,7 @@ class LauncherClaim:
     local_rank: int | None
     local_size: int | None
     evidence: tuple[tuple[str, str], ...]
+    node_rank: int | None = None
 
     @property
     def parallel(self) -> bool:
@@ -47,19 +49,20 @@ class LauncherClaim:
         return self.world_size != 1
 
     def rank_variables(self) -> dict[str, str]:
-        """RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for scripts that read those; only what is known.
+        """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and NODE_RANK for scripts that read those; what is known.
 
         Where all ranks share this host the local rank is the rank: Open MPI 5 numbers local ranks in another order
         than ranks when it oversubscribes cores (0, 2, 1 for three ranks on two cores).
         """
-        local_rank = self.local_rank
+        local_rank, node_rank = self.local_rank, self.node_rank
         if self.world_size is not None and self.local_size == self.world_size:
-            local_rank = self.rank
+            local_rank, node_rank = self.rank, 0
         known = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world_size,
             "LOCAL_RANK": local_rank,
             "LOCAL_WORLD_SIZE": self.local_size,
+            "NODE_RANK": node_rank,
         }
         return {name: str(value) for name, value in known.items() if value is not None}
 
@@ -68,8 +71,8 @@ class LauncherClaim:
 class _Launcher:
     """One row of the table: the variables of one launcher.
 
-    `markers` must all be set for the row to apply. Of `rank`, `size`, `local_rank` and `local_size` the first name
-    that holds a number is taken. `holds` is for what names alone cannot tell.
+    `markers` must all be set for the row to apply. Of `rank`, `size` and the like the first name that holds a number is
+    taken. `holds` is for what names alone cannot tell.
     """
 
     name: str
@@ -78,6 +81,7 @@ class _Launcher:
     size: tuple[str, ...] = ()
     local_rank: tuple[str, ...] = ()
     local_size: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
     holds: Callable[[Environ], bool] = lambda environ: True
     count_local: Callable[[Environ], int | None] = lambda environ: None
 
@@ -124,6 +128,7 @@ def _srun(name: str, *plugin_markers: str) -> _Launcher:
         rank=("SLURM_PROCID",),
         size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
         local_rank=("SLURM_LOCALID",),
+        node=("SLURM_NODEID",),
         holds=_is_slurm_task,
         count_local=_slurm_tasks_on_this_node,
     )
@@ -178,6 +183,7 @@ _LAUNCHERS: tuple[_Launcher, ...] = (
         size=("PALS_SIZE", "PMI_SIZE"),
         local_rank=("PALS_LOCAL_RANKID",),
         local_size=("PMI_LOCAL_SIZE",),
+        node=("PALS_NODEID",),
     ),
     _Launcher(
         "Intel MPI",
@@ -237,6 +243,7 @@ def detect(environ: Environ | None = None) -> LauncherClaim | None:
             local_rank=_number(environ, *launcher.local_rank),
             local_size=launcher.count_local(environ) if local_size is None else local_size,
             evidence=tuple(_evidence(launcher, environ)),
+            node_rank=_number(environ, *launcher.node),
         )
     return None
 

@@ -42,7 +42,7 @@ def place_rank(claim: LauncherClaim, allowed: frozenset[int]) -> tuple[int, ...]
         local_rank=int(known["LOCAL_RANK"]),
         local_size=int(known["LOCAL_WORLD_SIZE"]),
         world_size=claim.world_size,
-        hosts=_hosts(os.environ),
+        hosts=hosts_of_the_job(os.environ),
     )
     mine = assign(files.read(file), _axes(os.environ.get(MESH)), job, allowed)
     os.environ[POSITION] = str(mine.position)
@@ -71,6 +71,19 @@ def card_variables(nics: tuple[str, ...], cards: Path = CARDS) -> dict[str, str]
     return {"UCX_NET_DEVICES": ",".join(f"{name}:1" for name in names), "NCCL_IB_HCA": "=" + ",".join(names)}
 
 
+def hosts_of_the_job(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The machines of a SLURM job step, in its order; () elsewhere."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        return ()
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    try:
+        return tuple(NodeSet(nodes))
+    except NodeSetException:
+        return ()
+
+
 def _axes(mesh: str | None) -> tuple[MeshAxis, ...]:
     return parse_axes(mesh or "dp=-1", MESH)
 
@@ -86,15 +99,3 @@ def _visible(variable: str, number: str) -> str:
             "let every rank see all GPUs of its machine (srun --gpus-per-node, not --gpus-per-task; --gpu-bind=none)"
         )
     return shown[int(number)]
-
-
-def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    if not nodes:
-        return ()
-    from ClusterShell.NodeSet import NodeSet, NodeSetException
-
-    try:
-        return tuple(NodeSet(nodes))
-    except NodeSetException:
-        return ()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fuel_parallel.environment import without_launcher
+from fuelrun.launch import rendezvous
 from fuelrun.launch.engine import Engine, Job
 from fuelrun.launch.processes import cores
 from fuelrun.launch.rank import TAG_OUTPUT, THREADS, rank_command
@@ -83,6 +84,7 @@ def make_plan(engine: Engine, script: Script, ranks: int, options: Options) -> P
         added[THREADS] = options.threads
     if options.tag_output:
         added[TAG_OUTPUT] = "1"
+    added |= rendezvous.of_this_machine(os.environ)
     added |= options.settings
     if options.terminal is not None:
         added[TERMINAL] = str(options.terminal)

@@ -4,8 +4,7 @@ This is what mpirun starts, and what `fuelrun script.py` turns itself into when 
 There is no shell and no extra process in between: a signal for the rank reaches the script.
 
 What is set up before the script's first line: the cores of the rank, one thread a rank (before numpy is imported, which
-reads it only then), RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, whole lines on standard output, and what happens
-on failure.
+reads it only then), RANK, WORLD_SIZE and the like, whole lines on standard output, and what happens on failure.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import NoReturn
 
 from fuel_parallel import environment, failure
 from fuel_parallel.errors import FuelError
-from fuelrun.launch import binding, output, placing, processes, script, shared_memory
+from fuelrun.launch import binding, output, placing, processes, rendezvous, script, shared_memory
 from fuelrun.launch.script import Script
 
 JOB_DIR = "FUEL_JOB_DIR"
@@ -89,6 +88,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
     if claim.parallel and not job_dir and claim.local_rank in (0, None):
         shared_memory.remove_after(os.getppid())
     os.environ.update(thread_variables(dict(os.environ), _thread_count(threads, claim)))
+    os.environ.update(rendezvous.of_a_rank(claim, os.environ))
     os.environ.update(claim.rank_variables())
     tag = ""
     if tag_output:

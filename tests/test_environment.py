@@ -148,12 +148,19 @@ def test_on_one_host_the_local_rank_is_the_rank() -> None:
         "WORLD_SIZE": "3",
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "3",
+        "NODE_RANK": "0",
     }
 
 
 def test_on_several_hosts_the_local_rank_is_the_launchers() -> None:
     environ = {**HYDRA, "PMI_RANK": "5", "PMI_SIZE": "6"}
     assert claimed(environ).rank_variables()["LOCAL_RANK"] == "1"
+
+
+def test_the_node_is_the_launchers_where_there_are_several() -> None:
+    environ = {**SRUN, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}
+    assert claimed(environ).rank_variables()["NODE_RANK"] == "1"
+    assert "NODE_RANK" not in claimed({**HYDRA, "PMI_SIZE": "6"}).rank_variables()
 
 
 def test_unknown_sizes_are_not_exported() -> None:

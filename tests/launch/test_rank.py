@@ -42,10 +42,10 @@ def test_blas_reads_the_setting(fuelrun) -> None:
 
 
 def test_ranks_are_exported_for_scripts(fuelrun) -> None:
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     script = fuelrun.write(f"import os\nprint(*(os.environ[name] for name in {names}))")
-    assert sorted(fuelrun.run("-n", "2", script).stdout.splitlines()) == ["0 2 0 2", "1 2 1 2"]
-    assert fuelrun.run(script).stdout == "0 1 0 1\n"
+    assert sorted(fuelrun.run("-n", "2", script).stdout.splitlines()) == ["0 2 0 2 0", "1 2 1 2 0"]
+    assert fuelrun.run(script).stdout == "0 1 0 1 0\n"
 
 
 def test_what_is_for_the_rank_alone_does_not_reach_its_children(fuelrun) -> None:
