@@ -70,6 +70,9 @@ class LateComm(Communicator):
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         raise NotImplementedError
 
+    def _group(self, ranks: tuple[int, ...], name: str) -> Communicator:
+        raise NotImplementedError
+
 
 @pytest.fixture
 def late() -> LateComm:
