@@ -105,6 +105,8 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
             binding.bind(claim, placing.place_rank(claim, binding.cores_of_ranks()))
         except FuelError as error:
             failure.end_rank(error)
+    else:
+        placing.place_rank(claim, frozenset())
     _run(target, alone=not claim.parallel)
 
 

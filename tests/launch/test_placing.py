@@ -45,6 +45,12 @@ def test_each_rank_gets_a_device_and_the_cores_near_it(fuelrun, mpirun: str, und
     ]
 
 
+def test_one_rank_alone_gets_a_device_too(fuelrun) -> None:
+    fuelrun.write(machine("rocm"), "node.toml")
+    script = fuelrun.write("import os; print(os.environ['HIP_VISIBLE_DEVICES'], len(os.sched_getaffinity(0)))")
+    assert fuelrun.run("--topology", "node.toml", script).stdout == f"1 {len(CORES)}\n"
+
+
 def test_the_mesh_may_be_a_file(fuelrun) -> None:
     script = fuelrun.write("import fuel_parallel as fp; print(fp.Mesh.from_environment().coordinates)")
     for text in ('axes = "dp=1:all_reduce:64,tp=2:p2p:9"', "[mesh]\ndp = 1\ntp = 2"):
