@@ -10,10 +10,12 @@ To add a command is to write it in a file of its own and to name it in `COMMANDS
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from fuel_parallel.errors import FuelError
 from fuel_parallel.version import __version__
@@ -26,6 +28,9 @@ COMMANDS = {
     "topology": "Find out and show which devices there are, and how they are linked.",
     "doctor": "Check Python, MPI, launcher and devices, and say how to mend what is wrong.",
 }
+
+COMPLETE = "_FUELRUN_COMPLETE"
+"""Set by the shell's completion; `docs/launching.md` says how to switch it on."""
 
 _EXAMPLES = """\
 Examples:
@@ -57,6 +62,16 @@ class FuelGroup(click.Group):
         if args and args[0] not in {*COMMANDS, "--help", "-h", "--version"}:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands, and what `run` completes: its options, or the script."""
+        found = super().shell_complete(ctx, incomplete)
+        run = self.get_command(ctx, "run")
+        if run is not None and incomplete.startswith("-"):
+            found += run.shell_complete(click.Context(run, parent=ctx), incomplete)
+        elif run is not None:
+            found.append(CompletionItem(incomplete, type="file"))
+        return found
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Both forms."""
@@ -90,7 +105,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry of the console script. A user's mistake is one line on standard error and exit status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        if not arguments:
+        if not arguments and COMPLETE not in os.environ:
             raise click.UsageError("no script given: fuelrun -n 2 train.py (`fuelrun --help` shows more)")
         result = fuelrun.main(args=arguments, prog_name="fuelrun", standalone_mode=False)
     except click.ClickException as error:
