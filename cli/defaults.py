@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,11 +56,15 @@ def _key(option: click.Option) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as reason:
         raise click.UsageError(f"cannot read {path}: {reason.strerror}") from None
+    import tomllib  # not at every start: most users have no such file
+
+    try:
+        return tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
         raise click.UsageError(f"{path} is no TOML: {reason}") from None
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from fuel_parallel.errors import ArgumentError, FuelError
-from fuel_parallel.topology.mesh_axes import MESH, filled, parse_axes, read_axes
 from fuelrun.launch import placing
 from fuelrun.launch.binding import BIND, cores_by_local_rank
 from fuelrun.launch.rank import LOG_DIR, TIMEOUT, TRACE
@@ -53,6 +52,10 @@ def of_binding(bind: str | None) -> dict[str, str]:
 
 def of_mesh(mesh: str | None, topology: str | None, ranks: int | None) -> dict[str, str]:
     """--mesh and --topology; where fuelrun starts `ranks` ranks, it finds out first whether they fit."""
+    if mesh is None and topology is None:
+        return {}
+    from fuel_parallel.topology.mesh_axes import MESH, filled, parse_axes, read_axes
+
     settings = {}
     if mesh is not None:
         try:

@@ -10,10 +10,13 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fuel_parallel.environment import LauncherClaim
 from fuel_parallel.errors import LaunchError
-from fuel_parallel.topology.mesh_axes import MESH, POSITION, MeshAxis, parse_axes
+
+if TYPE_CHECKING:
+    from fuel_parallel.topology.mesh_axes import MeshAxis
 
 TOPOLOGY = "FUEL_TOPOLOGY"
 CARDS = Path("/sys/class/infiniband")
@@ -30,6 +33,7 @@ def place_rank(claim: LauncherClaim, allowed: frozenset[int]) -> tuple[int, ...]
         return ()
     from fuel_parallel.topology import files
     from fuel_parallel.topology.assignment import Job, assign
+    from fuel_parallel.topology.mesh_axes import MESH, POSITION
 
     known = claim.rank_variables()
     if claim.world_size is None or "LOCAL_RANK" not in known or "LOCAL_WORLD_SIZE" not in known:
@@ -85,6 +89,8 @@ def hosts_of_the_job(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _axes(mesh: str | None) -> tuple[MeshAxis, ...]:
+    from fuel_parallel.topology.mesh_axes import MESH, parse_axes
+
     return parse_axes(mesh or "dp=-1", MESH)
 
 
