@@ -136,19 +136,20 @@ def place(
     model = topology if isinstance(topology, CostModel) else CostModel(topology)
     ranks = ranks_of(axes)
     usable = _usable(model, ranks, memory_bytes, kind, devices)
+    placing = _Placing(model, tuple(axes), ranks, usable, seed)
     try:
-        return _Placing(model, tuple(axes), ranks, usable, seed).placement()
+        return placing.placement()
     except _UnknownCostError as reason:
         if not likely:
             raise TopologyError(
                 f"no placement has a known cost: {reason}; add its bandwidth_mb_s, or measure it"
             ) from None
-        return _likely(model, _Placing(model, tuple(axes), ranks, usable, seed), str(reason))
+        return _likely(placing, str(reason))
 
 
-def _likely(model: CostModel, placing: _Placing, unknown: str) -> Placement:
+def _likely(placing: _Placing, unknown: str) -> Placement:
     """A placement by guesses, which says so and has no costs."""
-    guessed = CostModel(with_likely_figures(model.topology))
+    guessed = CostModel(with_likely_figures(placing.model.topology))
     how = "placed by what links of their kinds usually carry"
     try:
         placed = _Placing(guessed, placing.axes, placing.ranks, placing.usable, placing.seed).placement()
@@ -291,12 +292,7 @@ class _Placing:
 
 def with_likely_figures(t: DeviceTopology) -> DeviceTopology:
     """The same with a guess for each bandwidth that is unknown: to compare ways by, not to predict times."""
-    description = t.description()
-    connections = tuple(
-        msgspec.structs.replace(c, link=msgspec.structs.replace(c.link, bandwidth_mb_s=likely_width(c.link)))
-        for c in description.connections
-    )
-    return DeviceTopology.from_description(msgspec.structs.replace(description, connections=connections))
+    return t.with_links(lambda _, __, link: msgspec.structs.replace(link, bandwidth_mb_s=likely_width(link)))
 
 
 def _usable(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from fuel_parallel.errors import TopologyError
@@ -232,6 +232,16 @@ class DeviceTopology:
         for c in description.connections:
             add = topology.add_directed_link if c.one_way else topology.add_link
             add(c.source, c.target, c.link)
+        return topology
+
+    def with_links(self, change: Callable[[str, str, Link], Link]) -> DeviceTopology:
+        """The same parts, each link being what `change` makes of its source, its target and itself."""
+        topology = DeviceTopology(self.name)
+        for part in self._parts.values():
+            topology.add(part)
+        for source, targets in self._links.items():
+            for target, link in targets.items():
+                topology.add_directed_link(source, target, change(source, target, link))
         return topology
 
     def __eq__(self, other: object) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fuel_parallel.backends import available_devices, backend_of
 from fuel_parallel.backends.device_memory import DeviceMemory
-from fuel_parallel.topology import DeviceKind, DeviceTopology, Interconnect, Origin
+from fuel_parallel.topology import DeviceKind, DeviceTopology, Interconnect, Link, Origin
 
 NBYTES = 64 << 20
 SMALL_ROUNDS, LARGE_ROUNDS = 50, 7
@@ -52,17 +52,14 @@ def measure_devices(t: DeviceTopology, *, nbytes: int = NBYTES) -> list[Measured
 def with_measured(t: DeviceTopology, figures: list[Measured]) -> DeviceTopology:
     """The topology with these figures in the directions of links that they are about."""
     known = {(one.source, one.target): one for one in figures}
-    result = DeviceTopology(t.name)
-    for part in t.description().parts:
-        result.add(part)
-    for c in t.connections():
-        for source, target in ((c.source, c.target), (c.target, c.source)):
-            link, one = t.link(source, target), known.get((source, target))
-            if link is not None and one is not None:
-                link = msgspec.structs.replace(link, bandwidth_mb_s=one.mb_s, latency_us=one.us, origin=Origin.MEASURED)
-            if link is not None:
-                result.add_directed_link(source, target, link)
-    return result
+
+    def change(source: str, target: str, link: Link) -> Link:
+        one = known.get((source, target))
+        if one is None:
+            return link
+        return msgspec.structs.replace(link, bandwidth_mb_s=one.mb_s, latency_us=one.us, origin=Origin.MEASURED)
+
+    return t.with_links(change)
 
 
 def _host_links(t: DeviceTopology, device: str, memory: DeviceMemory, nbytes: int) -> list[Measured]:
