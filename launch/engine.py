@@ -10,7 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from fuel_parallel.topology.files.hostfile import Host
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,20 @@ class Job:
         command: What each rank runs.
         shared_cores: There are more ranks than cores, so a waiting rank should give its core away.
         arguments: Options of the user's own for mpirun. They come last, so that they win.
+        hosts: The machines, in order; () for this one alone, or for those of the batch job around us.
+        per_node: Ranks on each machine; None to fill the slots of one after the other.
+        interface: Network interface (`eth1`) or network (`10.0.0.0/24`) between the machines; "" for the MPI's choice.
+        forwarded: Variables that ranks on other machines need as well.
     """
 
     ranks: int
     command: tuple[str, ...]
     shared_cores: bool = False
     arguments: tuple[str, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    per_node: int | None = None
+    interface: str = ""
+    forwarded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
