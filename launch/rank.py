@@ -13,7 +13,6 @@ import faulthandler
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -158,7 +157,7 @@ def _end_with_the_launcher(supervisor: str) -> None:
     """
     watched = [os.getppid()]
     host, _, pid = supervisor.rpartition(":")
-    if host == socket.gethostname() and pid.isdigit():
+    if host == os.uname().nodename and pid.isdigit():
         watched.append(int(pid))
     me = os.getpid()
 
