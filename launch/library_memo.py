@@ -52,7 +52,8 @@ def _question(environ: Mapping[str, str], library: str) -> list[list[str | int]]
     package = Path(spec.origin).parent if spec is not None and spec.origin else Path()
     files = [Path("/etc/ld.so.cache"), Path(library), Path(library).resolve(), *sorted(package.glob("*.so")), package]
     variables: list[list[str | int]] = [[name, environ.get(name, "")] for name in VARIABLES]
-    return [*variables, *([str(file), *_stamp(file)] for file in files)]
+    stamps: list[list[str | int]] = [[str(file), *_stamp(file)] for file in files]
+    return [*variables, *stamps]
 
 
 def _stamp(file: Path) -> tuple[int, int]:
