@@ -4,8 +4,8 @@
     python benchmarks/start_up.py --torch-python PATH_OF_A_PYTHON_WITH_TORCH
 
 The empty script imports nothing; `with init` is one that makes the communicator (`fp.init()`, mpi4py's COMM_WORLD, a
-gloo process group), which is what ranks are started for. What fuelrun itself takes is its time less mpirun's for the same
-script: the empty one, and the one of mpi4py.
+gloo process group), which is what ranks are started for. What fuelrun itself takes is its time less mpirun's for the
+same script: the empty one, and the one of mpi4py.
 """
 
 from __future__ import annotations
