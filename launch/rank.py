@@ -25,6 +25,7 @@ from typing import NoReturn
 from fuel_parallel import environment, failure
 from fuel_parallel.errors import FuelError
 from fuelrun.launch import binding, output, placing, processes, rendezvous, script, shared_memory
+from fuelrun.launch.reporting import CHANNEL, HEARTBEAT, Reporting
 from fuelrun.launch.script import Script
 
 JOB_DIR = "FUEL_JOB_DIR"
@@ -81,6 +82,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         claim = environment.LauncherClaim("none", 0, 1, 0, 1, ())
     # What is for this process alone must not reach the programs that the script starts.
     job_dir = os.environ.pop(JOB_DIR, None)
+    channel = os.environ.pop(CHANNEL, "")
     supervisor = os.environ.pop(SUPERVISOR, "")
     tag_output = bool(os.environ.pop(TAG_OUTPUT, "")) or tag_output
     threads = threads or os.environ.pop(THREADS, None)
@@ -98,9 +100,16 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         output.write_whole_lines()
     if not faulthandler.is_enabled():
         faulthandler.enable(2, all_threads=False)
-    failure.install(claim.rank, claim.world_size, line_tag=tag, record_to=Path(job_dir) if job_dir else None)
+    record_to: failure.RecordTo | None = Path(job_dir) if job_dir else None
+    failure.install(claim.rank, claim.world_size, line_tag=tag, record_to=None if channel else record_to)
+    if channel:
+        from fuelrun.launch import network
+
+        record_to = _report_to(channel, claim.rank)
+        failure.install(claim.rank, claim.world_size, record_to=record_to)
+        os.environ.update(network.rank_variables(os.environ))
     if claim.parallel:
-        _end_with_the_launcher(supervisor)
+        _end_with_the_launcher(supervisor, record_to if isinstance(record_to, Reporting) else None)
         try:
             binding.bind(claim, placing.place_rank(claim, binding.cores_of_ranks()))
         except FuelError as error:
@@ -108,6 +117,15 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
     else:
         placing.place_rank(claim, frozenset())
     _run(target, alone=not claim.parallel)
+
+
+def _report_to(channel: str, rank: int) -> Reporting:
+    """The way to the fuelrun of another machine; without it this rank ends the job, for nobody would watch it."""
+    heartbeat = os.environ.pop(HEARTBEAT, "")
+    try:
+        return Reporting(channel, rank, int(heartbeat or "10"), os.environ.get(processes.JOB_ID, ""))
+    except FuelError as error:
+        failure.end_rank(error)
 
 
 def _thread_count(asked: str | None, claim: environment.LauncherClaim) -> int | None:
@@ -151,7 +169,7 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _end_with_the_launcher(supervisor: str) -> None:
+def _end_with_the_launcher(supervisor: str, reporting: Reporting | None) -> None:
     """End this rank when mpirun or fuelrun is gone, killed say: nobody would end it otherwise.
 
     Open MPI's ranks are left to themselves when mpirun is killed, and go on computing.
@@ -160,10 +178,12 @@ def _end_with_the_launcher(supervisor: str) -> None:
     host, _, pid = supervisor.rpartition(":")
     if host == socket.gethostname() and pid.isdigit():
         watched.append(int(pid))
-    me = os.getpid()
+    me, daemon = os.getpid(), processes.name_of(watched[0])
 
     def wait() -> None:
         _wait_for_any(watched)
+        if reporting is not None and os.getpid() == me and os.getppid() != watched[0]:
+            reporting.note(f"the launcher's process there ({daemon}) is gone")
         time.sleep(_ORPHAN_GRACE_S)
         if os.getpid() == me:
             os.kill(me, signal.SIGKILL)
