@@ -26,17 +26,14 @@ import importlib
 import json
 import os
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fuel_parallel import environment
 from fuel_parallel.errors import CollectiveTimeoutError, CommunicatorError, FuelError
@@ -54,8 +51,7 @@ RecordTo = Path | Callable[[Mapping[str, object]], bool]
 """Where records go: a folder, or a call that says whether it could pass one on."""
 
 
-@dataclass
-class _Rank:
+class _Rank(NamedTuple):
     """Who this process is. One per process; `pid` tells a forked child from the rank itself."""
 
     rank: int
@@ -125,7 +121,7 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
     record = {
         "rank": me.rank,
         "pid": me.pid,
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "started": me.started,
         "ended": None if code is None else time.time(),
         "code": code,
@@ -297,7 +293,7 @@ def _tagged(text: str) -> str:
     me = _me()
     if me.world_size != 1 and text:
         of = "" if me.world_size is None else f"/{me.world_size}"
-        text = f"[rank {me.rank}{of} {socket.gethostname()}] {text}"
+        text = f"[rank {me.rank}{of} {os.uname().nodename}] {text}"
     return "".join(me.line_tag + line for line in text.splitlines(keepends=True))
 
 
@@ -315,7 +311,7 @@ def _flush() -> None:
             stream.flush()
 
 
-_claim: socket.socket | None = None  # kept open for as long as this process lives
+_claim: Any = None  # kept open for as long as this process lives
 
 
 def _first_to_fail() -> bool:
@@ -323,6 +319,9 @@ def _first_to_fail() -> bool:
     global _claim
     if _me().world_size == 1:
         return True
+    import socket  # not at every start of a rank
+    import tempfile
+
     key = f"fuel-parallel-{os.getuid()}-{os.getppid()}"
     if os.uname().sysname == "Linux":  # an abstract socket vanishes with its process
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -32,7 +32,8 @@ import msgspec
 
 from fuel_parallel.errors import LaunchError
 from fuelrun.launch.records import Loss, RankRecord
-from fuelrun.launch.reporting import CHANNEL, HEARTBEAT, keep_alive
+from fuelrun.launch.rank import CHANNEL, HEARTBEAT
+from fuelrun.launch.reporting import keep_alive
 
 LONGEST_HELLO = 1 << 10
 LONGEST_LINE = 1 << 22

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from fuel_parallel.environment import without_launcher
 from fuel_parallel.errors import LaunchError
+from fuelrun.launch import library_memo
 from fuelrun.launch.engine import Engine
 from fuelrun.launch.intelmpi import IntelMpi
 from fuelrun.launch.mpich import Mpich
@@ -97,6 +98,14 @@ class Library:
 
 @functools.cache
 def library() -> Library:
+    """What mpi4py loads, remembered from an earlier start where nothing has changed since; errors as `ask_library`."""
+    known = library_memo.recall(os.environ)
+    if known is not None:
+        return Library(known["mpi4py"], known["version"], Path(known["path"]))
+    return ask_library()
+
+
+def ask_library() -> Library:
     """Ask mpi4py; raises LaunchError saying what to install when there is no mpi4py or no libmpi."""
     try:
         child = subprocess.run(
@@ -119,6 +128,7 @@ def library() -> Library:
         raise LaunchError(f"more than one rank needs mpi4py, which is not installed: {INSTALL}")
     if error := answer.get("error"):
         raise LaunchError(f"mpi4py is installed but loads no MPI library ({error.splitlines()[0]}): {INSTALL}")
+    library_memo.remember(answer, os.environ)
     path = answer.get("path")
     return Library(answer["mpi4py"] or "", answer.get("version") or "", Path(path) if path else None)
 
@@ -230,9 +240,8 @@ def _fitting(found: Mpirun, lib: Library) -> type[OpenMpi | Mpich | IntelMpi | M
 
 
 def _refuse_another(wanted: str, lib: Library) -> None:
-    kin = {Mpich.name, Mvapich.name, IntelMpi.name}  # of one ABI: mpi4py may load any of them
     name = ENGINES[wanted].name
-    if lib.flavour is not None and lib.flavour != name and not {lib.flavour, name} <= kin:
+    if lib.flavour not in (None, name) and (name, lib.flavour) != (Mpich.name, Mvapich.name):  # the same mpiexec
         fitting = next((word for word, engine in ENGINES.items() if engine.name == lib.flavour), "auto")
         raise LaunchError(
             f"--engine {wanted} starts ranks of {name}, but mpi4py loads {lib.flavour} ({lib.path}): every rank would "

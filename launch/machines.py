@@ -19,8 +19,7 @@ from fuelrun.launch.find import library
 from fuelrun.launch.hosts import as_variable, is_here
 from fuelrun.launch.network import Choice
 from fuelrun.launch.processes import JOB_ID
-from fuelrun.launch.rank import SUPERVISOR
-from fuelrun.launch.reporting import CHANNEL, HEARTBEAT
+from fuelrun.launch.rank import CHANNEL, HEARTBEAT, SUPERVISOR
 
 # What makes Python find its packages, what tunes the libraries below a rank, and our own. Everything else (HOME,
 # TMPDIR, DISPLAY, credentials) is the other machine's.

@@ -13,22 +13,25 @@ import faulthandler
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from fuel_parallel import environment, failure
 from fuel_parallel.errors import FuelError
 from fuelrun.launch import binding, output, placing, processes, rendezvous, script, shared_memory
-from fuelrun.launch.reporting import CHANNEL, HEARTBEAT, Reporting
 from fuelrun.launch.script import Script
 
+if TYPE_CHECKING:
+    from fuelrun.launch.reporting import Reporting
+
 JOB_DIR = "FUEL_JOB_DIR"
+CHANNEL = "FUEL_CHANNEL"  # ADDRESS:PORT:TOKEN of a fuelrun that is perhaps on another machine, see `channel`
+HEARTBEAT = "FUEL_HEARTBEAT"  # seconds without a sign of life after which the other side counts as lost
 SUPERVISOR = "FUEL_SUPERVISOR"
 TAG_OUTPUT = "FUEL_TAG_OUTPUT"
 THREADS = "FUEL_THREADS"
@@ -100,16 +103,17 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         output.write_whole_lines()
     if not faulthandler.is_enabled():
         faulthandler.enable(2, all_threads=False)
-    record_to: failure.RecordTo | None = Path(job_dir) if job_dir else None
-    failure.install(claim.rank, claim.world_size, line_tag=tag, record_to=None if channel else record_to)
+    folder = Path(job_dir) if job_dir and not channel else None
+    failure.install(claim.rank, claim.world_size, line_tag=tag, record_to=folder)
+    reporting = None
     if channel:
         from fuelrun.launch import network
 
-        record_to = _report_to(channel, claim.rank)
-        failure.install(claim.rank, claim.world_size, record_to=record_to)
+        reporting = _report_to(channel, claim.rank)
+        failure.install(claim.rank, claim.world_size, record_to=reporting)
         os.environ.update(network.rank_variables(os.environ))
     if claim.parallel:
-        _end_with_the_launcher(supervisor, record_to if isinstance(record_to, Reporting) else None)
+        _end_with_the_launcher(supervisor, reporting)
         try:
             binding.bind(claim, placing.place_rank(claim, binding.cores_of_ranks()))
         except FuelError as error:
@@ -121,6 +125,8 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
 
 def _report_to(channel: str, rank: int) -> Reporting:
     """The way to the fuelrun of another machine; without it this rank ends the job, for nobody would watch it."""
+    from fuelrun.launch.reporting import Reporting
+
     heartbeat = os.environ.pop(HEARTBEAT, "")
     try:
         return Reporting(channel, rank, int(heartbeat or "10"), os.environ.get(processes.JOB_ID, ""))
@@ -176,7 +182,7 @@ def _end_with_the_launcher(supervisor: str, reporting: Reporting | None) -> None
     """
     watched = [os.getppid()]
     host, _, pid = supervisor.rpartition(":")
-    if host == socket.gethostname() and pid.isdigit():
+    if host == os.uname().nodename and pid.isdigit():
         watched.append(int(pid))
     me, daemon = os.getpid(), processes.name_of(watched[0])
 

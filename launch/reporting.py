@@ -19,19 +19,13 @@ from typing import NoReturn
 from fuel_parallel.errors import LaunchError
 from fuelrun.launch import processes
 
-CHANNEL = "FUEL_CHANNEL"
-"""ADDRESS:PORT:TOKEN of the fuelrun that started the job."""
-
-HEARTBEAT = "FUEL_HEARTBEAT"
-"""Seconds without a sign of life after which the other side counts as lost."""
-
 _CONNECT_S = 10.0
 _GRACE_S = 1.0  # what has just been printed may still pass
 _DAEMONS = ("prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_pr")  # as /proc has them, cut at 15 characters
 
 
 class Reporting:
-    """A connection to fuelrun; to be called with records (`failure.install`)."""
+    """A connection to the fuelrun at `channel`, ADDRESS:PORT:TOKEN; to be called with records (`failure.install`)."""
 
     def __init__(self, channel: str, rank: int, heartbeat: int, job_id: str) -> None:
         self._job_id = job_id

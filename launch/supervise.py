@@ -156,7 +156,7 @@ class _Supervision:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we pass it on
-                preexec_fn=processes.end_with_parent,
+                preexec_fn=processes.ending_with_parent(),
             )
         except OSError as error:
             raise LaunchError(f"cannot start {self._plan.command[0]}: {error.strerror}") from None
