@@ -52,7 +52,7 @@ def wish(
     ranks: int | None, nodes: int | None, per_node: int | None, host: str | None, hostfile: str | None
 ) -> Wish | None:
     """What was said about machines; None when it was nothing."""
-    if nodes is per_node is host is hostfile is None:
+    if (nodes, per_node, host, hostfile) == (None, None, None, None):
         return None
     if host is not None and hostfile is not None:
         raise click.UsageError("-H and --hostfile both name the machines; give one of the two")

@@ -31,8 +31,8 @@ from pathlib import Path
 import msgspec
 
 from fuel_parallel.errors import LaunchError
-from fuelrun.launch.records import Loss, RankRecord
 from fuelrun.launch.rank import CHANNEL, HEARTBEAT
+from fuelrun.launch.records import Loss, RankRecord
 from fuelrun.launch.reporting import keep_alive
 
 LONGEST_HELLO = 1 << 10

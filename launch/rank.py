@@ -112,7 +112,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         reporting = _report_to(channel, claim.rank)
         failure.install(claim.rank, claim.world_size, record_to=reporting)
         os.environ.update(network.rank_variables(os.environ))
-    if claim.parallel:
+    if claim.parallel or reporting is not None:
         _end_with_the_launcher(supervisor, reporting)
         try:
             binding.bind(claim, placing.place_rank(claim, binding.cores_of_ranks()))
@@ -120,7 +120,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
             failure.end_rank(error)
     else:
         placing.place_rank(claim, frozenset())
-    _run(target, alone=not claim.parallel)
+    _run(target, alone=not claim.parallel and reporting is None)
 
 
 def _report_to(channel: str, rank: int) -> Reporting:

@@ -1,4 +1,4 @@
-"""A remote shell between two namespaces, in the place of ssh: `remote_shell.py serve ADDRESS`, `remote_shell.py HOST COMMAND…`.
+"""A remote shell between two namespaces, in the place of ssh: `remote_shell.py serve ADDRESS`, `… HOST COMMAND…`.
 
 Like ssh it crosses the network, drops options before the host, ends with the command's status, and with 255 when the
 host does not answer. Like sshd it starts commands with an environment of its own.
