@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from fuel_parallel import environment
 from fuel_parallel.environment import LauncherClaim
 from fuel_parallel.errors import LaunchError
-from fuelrun import defaults, settings
+from fuelrun import defaults, machine_options, settings
 from fuelrun.launch.script import Script
 from fuelrun.option_types import Count, Seconds, Threads
 
@@ -50,6 +50,9 @@ class RunCommand(click.Command):
     options_metavar="[OPTIONS]",
 )
 @click.option("-n", "--ranks", type=Count("the number of ranks"), metavar="N", help="Number of ranks to start.")
+@machine_options.nodes_option
+@machine_options.per_node_option
+@machine_options.machine_options
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`.")
 @click.option(
     "--threads", type=Threads(), metavar="K|auto", help="Threads of a rank; auto: its share of the cores [default: 1]."
@@ -87,6 +90,7 @@ class RunCommand(click.Command):
     "--timeout", type=Seconds(), metavar="S", help="Seconds that a collective may wait; 0: for ever [default: 300]."
 )
 @click.option("--log-dir", metavar="DIR", help="Where the stacks of a job that is stuck go [default: fuelrun-logs].")
+@machine_options.engine_option
 @click.option("--mpirun", metavar="PATH", help="The mpirun to use [default: the one of the MPI that mpi4py loads].")
 @click.option("--mpi-args", multiple=True, metavar="ARGS", help="Options for mpirun itself, quoted; may be repeated.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes, only errors.")
@@ -95,6 +99,12 @@ class RunCommand(click.Command):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
     ranks: int | None,
+    nnodes: int | None,
+    ppn: int | None,
+    host: str | None,
+    hostfile: str | None,
+    interface: str | None,
+    launch_agent: str | None,
     module: bool,
     threads: str | None,
     bind: str | None,
@@ -107,6 +117,7 @@ def run(
     grace: float,
     timeout: float | None,
     log_dir: str | None,
+    engine: str,
     mpirun: str | None,
     mpi_args: tuple[str, ...],
     quiet: bool,
@@ -116,7 +127,8 @@ def run(
 ) -> int:
     """Run SCRIPT on N ranks. What follows SCRIPT belongs to the script.
 
-    Without -n, one rank runs in this process; inside mpirun or srun, this process becomes its rank.
+    Without -n, one rank runs in this process; inside mpirun or srun, this process becomes its rank. With -H or
+    --hostfile, ranks run on other machines as well.
     """
     target = Script(script, arguments, module)
     claim = environment.detect()
@@ -128,6 +140,9 @@ def run(
     for name in defaults.strange_variables(context.command) if not quiet else ():
         click.echo(f"fuelrun: {name} is set, but there is no such option; see fuelrun --help", err=True)
     _check(target)
+    machines = None
+    if not inside and (wish := machine_options.wish(ranks, nnodes, ppn, host, hostfile)) is not None:
+        ranks, machines = machine_options.prepare(wish, target, interface=interface, launch_agent=launch_agent)
     trace_to = _prepare_trace(trace) if trace else None
     of_ranks = {
         **settings.of_variables(variables),
@@ -135,7 +150,7 @@ def run(
         **settings.of_binding(bind),
         **settings.of_mesh(mesh, topology, None if inside else ranks or 1),
     }
-    if inside or (ranks or 1) == 1:
+    if inside or ((ranks or 1) == 1 and machines is None):
         from fuelrun.launch.rank import become_rank, rank_command
 
         if dry_run:
@@ -158,7 +173,7 @@ def run(
         # Both: a rank that draws on the terminal prints there as well, and what is printed may belong into a file.
         terminal=shutil.get_terminal_size().columns if os.isatty(1) and os.isatty(2) else None,
     )
-    plan = make_plan(find_engine(mpirun), target, ranks or 1, options)
+    plan = make_plan(find_engine(mpirun, engine), target, ranks or 1, options, machines)
     if dry_run:
         click.echo(plan.shell_line())
         return 0

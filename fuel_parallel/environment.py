@@ -20,6 +20,9 @@ from typing import NamedTuple
 
 Environ = Mapping[str, str]
 
+HOSTS = "FUEL_HOSTS"
+"""The machines of a job and how many ranks each has, in blocks, where fuelrun has dealt them: "a:2,b:2"."""
+
 
 class LauncherClaim(NamedTuple):
     """What one launcher's variables say about this process.
@@ -234,7 +237,7 @@ def detect(environ: Environ | None = None) -> LauncherClaim | None:
             continue
         size = _number(environ, *launcher.size)
         local_size = _number(environ, *launcher.local_size)
-        return LauncherClaim(
+        claim = LauncherClaim(
             launcher=launcher.name,
             rank=rank,
             world_size=size,
@@ -243,7 +246,26 @@ def detect(environ: Environ | None = None) -> LauncherClaim | None:
             evidence=tuple(_evidence(launcher, environ)),
             node_rank=_number(environ, *launcher.node),
         )
+        return _as_dealt(claim, environ)
     return None
+
+
+def _as_dealt(claim: LauncherClaim, environ: Environ) -> LauncherClaim:
+    """The place on its machine as fuelrun has dealt it: most launchers do not tell which machine it is.
+
+    What does not fit the launcher's own numbers is of another job, and left out.
+    """
+    counts = [_number({"": word.rpartition(":")[2]}, "") or 0 for word in environ.get(HOSTS, "").split(",")]
+    if sum(counts) != claim.world_size:
+        return claim
+    first = 0
+    for node, count in enumerate(counts):
+        if claim.rank < first + count:
+            if claim.local_size not in (None, count):
+                break
+            return claim._replace(local_rank=claim.rank - first, local_size=count, node_rank=node)
+        first += count
+    return claim
 
 
 def _evidence(launcher: _Launcher, environ: Environ) -> Iterator[tuple[str, str]]:

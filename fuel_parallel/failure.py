@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple, NoReturn
@@ -47,6 +47,10 @@ _DRAIN_S = 0.1  # what was printed last gets this long to pass through mpirun, w
 _ABORT_S = 3.0  # how long MPI_Init and MPI_Abort may take before the rank ends without them
 
 
+RecordTo = Path | Callable[[Mapping[str, object]], bool]
+"""Where records go: a folder, or a call that says whether it could pass one on."""
+
+
 class _Rank(NamedTuple):
     """Who this process is. One per process; `pid` tells a forked child from the rank itself."""
 
@@ -55,7 +59,7 @@ class _Rank(NamedTuple):
     pid: int
     started: float
     line_tag: str
-    record_to: Path | None
+    record_to: RecordTo | None
 
 
 _this_rank: _Rank | None = None
@@ -70,7 +74,7 @@ _status_of_child = 0  # with which a process that was forked from the rank ends
 _ending = False  # a failure of one thread is not taken back by the good end of another
 
 
-def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to: Path | None = None) -> None:
+def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to: RecordTo | None = None) -> None:
     """From here on an uncaught exception in any thread of this rank ends the whole job.
 
     Calling it again replaces rank and size: `fuelrun` installs what the launcher claims, `fp.init()` what MPI says.
@@ -80,7 +84,8 @@ def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to:
         world_size: Number of ranks; None when the launcher does not say. In a world of one, tracebacks carry no tag
             and other threads may fail.
         line_tag: Put before every line that is printed here; for `fuelrun --tag-output`. An earlier one is kept.
-        record_to: The job directory of the fuelrun that watches this rank. An earlier one is kept.
+        record_to: The job directory of the fuelrun that watches this rank, or the way to one on another machine. An
+            earlier one is kept.
     """
     global _this_rank
     earlier = _this_rank if _this_rank is not None and _this_rank.pid == os.getpid() else None
@@ -124,6 +129,8 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
         "report": report,
         "mpi": _mpi_runs(),
     }
+    if not isinstance(me.record_to, Path):
+        return me.record_to(record)
     path = me.record_to / f"rank-{me.rank}.json"
     try:
         draft = path.with_suffix(f".{me.pid}")

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fuel_parallel.environment import without_launcher
 from fuelrun.launch import rendezvous
@@ -13,6 +14,9 @@ from fuelrun.launch.engine import Engine, Job
 from fuelrun.launch.processes import cores
 from fuelrun.launch.rank import TAG_OUTPUT, THREADS, rank_command
 from fuelrun.launch.script import Script
+
+if TYPE_CHECKING:
+    from fuelrun.launch.machines import Machines
 
 TERMINAL = "FUEL_TERMINAL"
 
@@ -53,6 +57,7 @@ class Plan:
         options: The user's wishes.
         notes: What the user should know about it, one line each.
         details: What only `--verbose` tells.
+        reachable_at: Our address for the ranks on other machines, "" when there are none.
     """
 
     engine: Engine
@@ -63,6 +68,7 @@ class Plan:
     options: Options = field(default_factory=Options)
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
+    reachable_at: str = ""
 
     def shell_line(self) -> str:
         """The plan as one line for a shell. Run by hand it starts the same ranks, with nobody watching them."""
@@ -70,29 +76,34 @@ class Plan:
         return shlex.join([*(("env", *added) if added else ()), *self.command])
 
 
-def make_plan(engine: Engine, script: Script, ranks: int, options: Options) -> Plan:
-    """How `engine` would start `script` on this host."""
+def make_plan(engine: Engine, script: Script, ranks: int, options: Options, machines: Machines | None = None) -> Plan:
+    """How `engine` would start `script`, on this machine alone unless others are given."""
     available = cores()
     job = Job(
         ranks=ranks,
         command=tuple(rank_command(script)),
-        shared_cores=ranks > available,
+        shared_cores=(ranks if machines is None else machines.ranks_here()) > available,
         arguments=options.mpi_arguments,
     )
-    added = engine.variables(job, os.environ)
+    added: dict[str, str] = {}
     if options.threads is not None:
         added[THREADS] = options.threads
     if options.tag_output:
         added[TAG_OUTPUT] = "1"
-    added |= rendezvous.of_this_machine(os.environ)
-    added |= options.settings
     if options.terminal is not None:
         added[TERMINAL] = str(options.terminal)
+    added |= rendezvous.of_this_machine(os.environ) if machines is None else machines.told(options.mpi_arguments)
+    added |= options.settings
+    if machines is not None:
+        job = machines.joined(job, {*os.environ, *added}, options.settings)
+    added = engine.variables(job, os.environ) | added
     notes, details = [], [f"{engine.name} {engine.version}: {engine.mpirun}"]
     if job.shared_cores:
         notes.append(f"{ranks} ranks share {available} core{'s' if available > 1 else ''}: correct, but slow")
     if "OMPI_ALLOW_RUN_AS_ROOT" in added:
         details.append("Open MPI refuses to run as root; OMPI_ALLOW_RUN_AS_ROOT is set for it")
+    if machines is not None:
+        details.append(machines.described())
     return Plan(
         engine=engine,
         ranks=ranks,
@@ -102,4 +113,5 @@ def make_plan(engine: Engine, script: Script, ranks: int, options: Options) -> P
         options=options,
         notes=tuple(notes),
         details=tuple(details),
+        reachable_at=machines.own_address if machines is not None else "",
     )

@@ -7,8 +7,8 @@ What is promised:
 - A rank that fails ends the job. If mpirun has not ended it a moment later, fuelrun does: SIGTERM, then SIGKILL by
   process id, found by the job's id in the environment of processes, because every rank is in a group of its own.
 - Ctrl-C and SIGTERM reach the scripts first; only what is left after the grace time is ended by force.
-- Nothing is left behind on this host, neither processes nor the MPI's files in /dev/shm. On other hosts that is the
-  MPI's part, and the ranks' own: they end when their launcher is gone.
+- Nothing is left behind on this host, neither processes nor the MPI's files in /dev/shm. On other hosts the ranks end
+  themselves, and what they started, when their launcher is gone or fuelrun says so (`channel`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fuel_parallel.errors import LaunchError
 from fuelrun.launch import processes
@@ -34,9 +34,12 @@ from fuelrun.launch.noise import NoiseFilter
 from fuelrun.launch.plan import Plan
 from fuelrun.launch.processes import JOB_ID, Watch
 from fuelrun.launch.rank import JOB_DIR, SUPERVISOR
-from fuelrun.launch.records import RankRecord, read_records
+from fuelrun.launch.records import Loss, RankRecord, read_records
 from fuelrun.launch.shared_memory import SharedFiles
 from fuelrun.launch.verdict import Ending, Verdict, is_consequence, judge
+
+if TYPE_CHECKING:
+    from fuelrun.launch.channel import Channel
 
 _MPIRUN_ACTS_S = 1.0  # how long mpirun may take to end a job in which a rank failed
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
@@ -126,6 +129,14 @@ class _Supervision:
         self._lost_at = 0.0
         self._noise = {fd: NoiseFilter(plan.engine.banners) for fd in (1, 2)}
         self._deaf = False  # nobody reads our output any more
+        self._losses: tuple[Loss, ...] = ()
+        self._mpirun_over: float | None = None
+        self._channel: Channel | None = None
+        if plan.reachable_at:
+            from fuelrun.launch.channel import Channel, heartbeat_of
+
+            heartbeat = heartbeat_of({**plan.environ, **plan.added})
+            self._channel = Channel(plan.reachable_at, folder, plan.ranks, heartbeat)
 
     def run(self) -> Verdict:
         environ = {
@@ -135,6 +146,9 @@ class _Supervision:
             JOB_DIR: str(self._folder),
             SUPERVISOR: f"{self._host}:{os.getpid()}",
         }
+        if self._channel is not None:
+            environ |= self._channel.variables()
+            self._channel.start()
         try:
             self._mpirun = subprocess.Popen(
                 self._plan.command,
@@ -150,6 +164,8 @@ class _Supervision:
             status = self._watch()
         finally:
             self._kill_leftovers()
+            if self._channel is not None:
+                self._channel.close()
             for watch in self._watches.values():
                 watch.close()
         self._seen = -1
@@ -174,6 +190,8 @@ class _Supervision:
             lost=self._lost,
             lost_at=self._lost_at,
             messages=tuple(text for noise in self._noise.values() for text in noise.taken if text.strip()),
+            losses=self._losses,
+            heartbeat=self._channel.heartbeat if self._channel is not None else 0,
         )
 
     def _watch(self) -> int:
@@ -198,7 +216,7 @@ class _Supervision:
                 for number in self._signals.take():
                     self._signal(number)
                 status = self._mpirun.poll()
-                if status is None:
+                if status is None or self._others_live():
                     self._look()
                     self._push()
                     continue
@@ -210,6 +228,17 @@ class _Supervision:
         for fd, noise in self._noise.items():
             self._write(fd, noise.end())
         return status
+
+    def _others_live(self) -> bool:
+        """Whether mpirun has ended, but ranks on other machines have not, and why is not known yet.
+
+        Open MPI's mpirun ends with status 0 when one of its daemons is gone. What the ranks' connections then tell
+        comes at once, or with the next missing sign of life.
+        """
+        if self._channel is None or self._stage is not _Stage.RUNNING or not self._channel.living:
+            return False
+        self._mpirun_over = self._mpirun_over or time.monotonic()
+        return time.monotonic() - self._mpirun_over < self._channel.heartbeat + 1
 
     def _pause(self) -> float:
         starting = len(self._records) < self._plan.ranks
@@ -279,7 +308,8 @@ class _Supervision:
         if self._stage is not _Stage.RUNNING:
             return
         self._look_for_deserters()
-        if self._reported or vanished or self._all_gone or self._deserters:
+        self._losses = self._channel.losses if self._channel is not None else ()
+        if self._losses or self._reported or vanished or self._all_gone or self._deserters:
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + _MPIRUN_ACTS_S
 
     def _look_for_deserters(self) -> None:
@@ -325,16 +355,22 @@ class _Supervision:
     def _signal(self, number: int) -> None:
         self._look()
         if number in _PASSED_ON:
-            processes.send(self._ranks_here(), number)
+            self._send(number)
         elif self._stopped_by is None:
             self._stop(number, number)
         else:  # asked a second time: no more patience
             self._next_push = 0.0
 
+    def _send(self, number: int) -> None:
+        """Send a signal to every rank."""
+        processes.send(self._ranks_here(), number)
+        if self._channel is not None:
+            self._channel.signal(number, besides=self._host)
+
     def _stop(self, reason: int, number: int) -> None:
         """Ask every rank to end, by signal `number`."""
         self._stopped_by = reason
-        processes.send(self._ranks_here(), number)
+        self._send(number)
         # Before all ranks are up there is no script yet that could want the time.
         grace = self._plan.options.grace if len(self._records) == self._plan.ranks else 0.2
         if self._stage < _Stage.TERMINATED:
@@ -359,6 +395,8 @@ class _Supervision:
             processes.send([self._mpirun.pid], signal.SIGTERM)
         else:
             self._stage, self._next_push = _Stage.KILLED, time.monotonic() + _TERM_S
+            if self._channel is not None:
+                self._channel.end_ranks()
             processes.send([*processes.of_job(self._job_id), *self._ranks_here(), self._mpirun.pid], signal.SIGKILL)
 
     def _kill_leftovers(self) -> None:
@@ -366,6 +404,8 @@ class _Supervision:
         if self._mpirun.poll() is None:  # an error of our own
             processes.send([self._mpirun.pid], signal.SIGKILL)
             self._mpirun.wait()
+        if self._channel is not None:
+            self._channel.end_ranks()
         left = processes.of_job(self._job_id)
         if left and self._plan.options.verbose:
             names = ", ".join(f"{pid} ({processes.name_of(pid)})" for pid in left)
