@@ -69,6 +69,7 @@ class _Peer:
     pid: int = 0
     host: str = ""
     ended: bool = False
+    lost: bool = False
     note: str = ""
 
 
@@ -213,7 +214,9 @@ class Channel:
             message = msgspec.json.decode(line, type=Message)
         except msgspec.MsgspecError:
             return False
-        peer.note = message.note or peer.note
+        if message.note:
+            peer.note = message.note
+            self._note_loss(peer, silent=False)  # it is about to end itself
         record = message.record
         if record is None:
             return True
@@ -240,8 +243,9 @@ class Channel:
         return True
 
     def _note_loss(self, peer: _Peer, *, silent: bool) -> None:
-        if peer.rank is None or (peer.ended and not silent):
+        if peer.rank is None or peer.lost or (peer.ended and not silent):
             return
+        peer.lost = True
         with self._lock:
             self._losses.append(
                 Loss(peer.rank, peer.pid, peer.host, silent, time.time(), heard=peer.heard, note=peer.note)

@@ -14,7 +14,7 @@ from fuelrun.launch.engine import Banner
 _PATIENCE_S = 0.25  # mpirun writes a message in one go; what stays unfinished for longer is somebody else's
 _LONGEST = 60  # lines
 # What every message has in its first or second line. Bytes without any of it are passed on unread.
-_SIGNS = (b"-" * 74, b"=" * 60, b"Abort(", b"PMIX ERROR", b"[proxy:", b"[mpiexec@", b"\0")
+_SIGNS = (b"-" * 74, b"=" * 60, b"Abort(", b"PMIX ERROR", b"[proxy:", b"[mpiexec@", b"plm:", b"*** An", b"\0")
 
 
 class NoiseFilter:

@@ -17,10 +17,16 @@ _FIRST_LINES = (
     r"(prterun|mpirun|mpiexec)(\.real)? noticed that process rank .*",
     r"(prterun|mpirun|mpiexec)(\.real)? detected that one or more processes exited with non-zero status.*",
     r"MPI_ABORT was invoked on rank .*",
+    r"(PRTE|ORTE) has lost communication with a remote daemon.*",
     r"Primary job  ?terminated normally, but .*",
 )
 _BANNERS = (
     *(Banner(lines(_RULE, first), re.compile(_RULE)) for first in _FIRST_LINES),
+    Banner(
+        lines(r"\[[^\]]+:\d+\] \*\*\* An error occurred in Socket closed"),
+        re.compile(r"\[[^\]]+:\d+\] \*\*\*    and MPI will try to terminate your MPI job as well\)"),
+    ),
+    Banner(lines(r"\[[^\]]+:\d+\] plm:(ssh|rsh): Warning: setpgid\(\d+,\d+\) failed in parent with errno=.*")),
     Banner(lines(r"\[[^\]]+:\d+\] PMIX ERROR: .* in file .* at line \d+")),
 )
 _SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")

@@ -90,8 +90,8 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
     tag_output = bool(os.environ.pop(TAG_OUTPUT, "")) or tag_output
     threads = threads or os.environ.pop(THREADS, None)
 
-    if claim.parallel and not job_dir and claim.local_rank in (0, None):
-        shared_memory.remove_after(os.getppid())
+    if claim.parallel and (channel or not job_dir) and claim.local_rank in (0, None):
+        shared_memory.remove_after(os.getppid(), os.environ.get(processes.JOB_ID, "") if channel else "")
     os.environ.update(thread_variables(dict(os.environ), _thread_count(threads, claim)))
     os.environ.update(rendezvous.of_a_rank(claim, os.environ))
     os.environ.update(claim.rank_variables())

@@ -5,8 +5,9 @@ until the machine is started again. Which files are a job's is seen in the memor
 Some can be missed, of a rank that is killed at its start; so of a job that failed, files of its time count as well, if
 they have the name of an MPI's, are mine, and no process has them in its memory.
 
-`fuelrun -n` does this when the job has ended. Where an mpirun has started the ranks, the first rank of each node leaves
-a process behind that does it when that mpirun is gone.
+`fuelrun -n` does this when the job has ended. Where an mpirun has started the ranks, or fuelrun is on another machine,
+the first rank of each node leaves a process behind that does it when that mpirun is gone. It ends what the scripts have
+started there as well, where the job has an id by which that is found.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from fuelrun.launch import processes
 
 FOLDER = Path("/dev/shm")
 
@@ -90,8 +93,10 @@ def _of_nobody(names: list[str], since: float, until: float) -> list[str]:
     return [name for name in young if name not in used]
 
 
-def remove_after(launcher: int) -> None:
+def remove_after(launcher: int, job_id: str = "") -> None:
     """Leaves a process behind that waits for the end of `launcher`, our parent, and then removes what its ranks left.
+
+    With the id of a job its processes are ended, too.
 
     To be called before this process has any thread or connection of its own.
     """
@@ -110,7 +115,7 @@ def remove_after(launcher: int) -> None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
             _let_go()
-            _wait_and_remove(launcher)
+            _wait_and_remove(launcher, job_id)
     finally:
         os._exit(0)
 
@@ -126,7 +131,7 @@ def _let_go() -> None:
         Path("/proc/self/comm").write_text(NAME)
 
 
-def _wait_and_remove(launcher: int) -> None:
+def _wait_and_remove(launcher: int, job_id: str) -> None:
     files = SharedFiles()
     files.since = time.time() - 1.0  # other ranks may have come a little earlier
     ranks: set[int] = set()
@@ -140,6 +145,8 @@ def _wait_and_remove(launcher: int) -> None:
     deadline = time.monotonic() + _RANKS_END_S
     while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.02)
+    if job_id:
+        processes.send(processes.of_job(job_id), signal.SIGKILL)
     files.remove(failed=True)
 
 

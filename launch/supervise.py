@@ -305,10 +305,11 @@ class _Supervision:
             self._shared_files.note(self._ranks_here())
         # MPICH's mpiexec waits for ever for what a rank has left in the background with its output open.
         self._all_gone = len(self._gone) == self._plan.ranks
+        if self._channel is not None and self._stage < _Stage.TERMINATED:  # later losses are our own doing
+            self._losses = self._channel.losses
         if self._stage is not _Stage.RUNNING:
             return
         self._look_for_deserters()
-        self._losses = self._channel.losses if self._channel is not None else ()
         if self._losses or self._reported or vanished or self._all_gone or self._deserters:
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + _MPIRUN_ACTS_S
 

@@ -138,7 +138,7 @@ def _silent(ending: Ending) -> Verdict:
 
 def _gone(ending: Ending) -> Verdict:
     """A rank, on whichever machine, that went without a word and was missed by its connection."""
-    first = ending.losses[0]
+    first = next((loss for loss in ending.losses if loss.note), ending.losses[0])
     together = [loss for loss in ending.losses if loss.host == first.host and loss.when - first.when < _AT_ONCE_S]
     death = ending.death
     if death is not None and death.signal is not None and death.rank in (None, first.rank):
@@ -150,7 +150,7 @@ def _gone(ending: Ending) -> Verdict:
     else:
         who = f"{_ranks([loss.rank for loss in together])} of {ending.ranks} on {first.host}"
     why = next((loss.note for loss in together if loss.note), "killed, crashed, or ended by os._exit")
-    return Verdict(ending.code or 1, f"{who} ended without a word: {why}; the other ranks were ended", ending.messages)
+    return Verdict(ending.code or 1, f"{who} ended without a word: {why}; the other ranks were ended")
 
 
 def _first(ending: Ending, unwell: list[int]) -> list[int]:

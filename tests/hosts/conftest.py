@@ -100,28 +100,39 @@ class Network:
             try:
                 if not entry.name.isdigit() or os.readlink(entry / "ns" / "pid") != space:
                     continue
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
+            line = line_of(int(entry.name))
             own = not line or int(entry.name) == machine.pid or str(REMOTE_SHELL) in line  # no line: a zombie
             if not own and name in line:
                 found.append(int(entry.name))
         return found
 
-    def nobody_left_within(self, seconds: float) -> bool:
-        """Ranks, daemons and what scripts start: none of it on either machine."""
+    def left_after(self, seconds: float) -> list[str]:
+        """Ranks, daemons and what scripts start, on either machine, if they are still there at the end of that time."""
         deadline = time.monotonic() + seconds
-        while any(self.living(machine) for machine in self.machines if machine.init.poll() is None):
+        while left := [(machine, pid) for machine in self.machines for pid in self.living(machine)]:
             if time.monotonic() > deadline:
-                return False
+                return [f"{machine.name}: {line_of(pid)}" for machine, pid in left]
             time.sleep(0.05)
-        return True
+        return []
 
-    def wait_for(self, name: str, count: int = 1) -> None:
+    def wait_for(self, name: str, count: int, process: subprocess.Popen[str]) -> None:
+        """Until the scripts of a job have written so many files."""
         deadline = time.monotonic() + 60
         while len(list(self.folder.glob(name))) < count:
-            assert time.monotonic() < deadline, f"no {name} after 60 s"
+            late = time.monotonic() > deadline
+            if late or process.poll() is not None:
+                process.kill()
+                raise AssertionError(f"no {count} {name}, status {process.poll()}: {process.communicate()}")
             time.sleep(0.02)
+
+
+def line_of(pid: int) -> str:
+    """The command line of a process, "" if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return ""
 
 
 @pytest.fixture(scope="session")
@@ -150,10 +161,11 @@ def network(tmp_path: Path, why_no_namespaces: str) -> Iterator[Network]:
     ours = ("FUEL_", "FUELRUN_")
     environ = {name: value for name, value in without_launcher(os.environ).items() if not name.startswith(ours)}
     environ |= {"XDG_CONFIG_HOME": str(tmp_path / "no defaults"), "FUEL_LAUNCH_AGENT": str(agent)}
+    environ["TMPDIR"] = str(tmp_path / NAMES[0])
     network = Network(folder, str(tmp_path), environ)
     try:
         network.machines = [_machine(*who) for who in zip(NAMES, ADDRESSES, CABLES, strict=True)]
-        _connect(network.machines)
+        _connect(network.machines, tmp_path)
         yield network
     finally:
         for machine in network.machines:
@@ -183,7 +195,7 @@ def _machine(name: str, address: str, cable: str) -> Machine:
         time.sleep(0.01)
 
 
-def _connect(machines: list[Machine]) -> None:
+def _connect(machines: list[Machine], folder: Path) -> None:
     ends = [f"fuel{os.getpid()}{end}" for end in "ab"]  # as they are called until each is on its machine
     subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
     for machine, end in zip(machines, ends, strict=True):
@@ -196,8 +208,11 @@ def _connect(machines: list[Machine]) -> None:
             "ip link set docker0 up; ip link set inside up",
         )
     for machine in machines:
+        (folder / machine.name).mkdir()  # process ids begin anew on each machine, and are part of names in /tmp
         shell = [sys.executable, "-S", "-E", str(REMOTE_SHELL)]
-        subprocess.Popen([*machine.enter(), *shell, "serve", machine.address], stdin=subprocess.DEVNULL).returncode = 0
+        subprocess.Popen(
+            [*machine.enter(), *shell, "serve", machine.address, str(folder / machine.name)], stdin=subprocess.DEVNULL
+        ).returncode = 0
         probe = [*machine.enter(), *shell, machine.address, "true"]
         deadline = time.monotonic() + 10
         while subprocess.run(probe, capture_output=True).returncode:

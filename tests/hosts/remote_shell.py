@@ -1,4 +1,4 @@
-"""A remote shell between two namespaces, in the place of ssh: `remote_shell.py serve ADDRESS`, `… HOST COMMAND…`.
+"""A remote shell between two namespaces, in the place of ssh: `… serve ADDRESS TMPDIR`, `… HOST COMMAND…`.
 
 Like ssh it crosses the network, drops options before the host, ends with the command's status, and with 255 when the
 host does not answer. Like sshd it starts commands with an environment of its own.
@@ -17,7 +17,8 @@ HEAD = struct.Struct("!BI")  # kind (1 and 2: output, 0: exit status), length or
 ENVIRON = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/"}
 
 
-def serve(address: str) -> None:
+def serve(address: str, temporary: str) -> None:
+    ENVIRON["TMPDIR"] = temporary
     with socket.create_server((address, PORT)) as listener:
         while True:
             connection, _ = listener.accept()
@@ -74,6 +75,6 @@ def call(words: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve(sys.argv[2])
+        serve(*sys.argv[2:])
     else:
         sys.exit(call(sys.argv[1:]))

@@ -6,10 +6,9 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
-
-from fuelrun.launch.find import library
 
 PLACES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "WISHED")
 SUMS = f"""
@@ -28,9 +27,7 @@ subprocess.Popen(["sleep", "500"], start_new_session=True)
 with open(f"up-{world.rank}", "w") as file: file.write(str(os.getpid()))
 while True: world.all_reduce(ft.ones(1000)).numpy()
 """
-OPEN_MPI = library().flavour == "Open MPI"
 HEARTBEAT_S = 3
-LONG = os.environ.get("FUEL_STRESS_HOSTS")
 
 
 def test_ranks_on_two_machines_add_up_and_know_their_places(network) -> None:
@@ -44,7 +41,7 @@ def test_ranks_on_two_machines_add_up_and_know_their_places(network) -> None:
         ["second", *common, ["1", "0", "2", "1", "10.77.0.1", "2"]],
         ["second", *common, ["2", "1", "2", "1", "10.77.0.1", "2"]],
     ]
-    assert network.nobody_left_within(1)
+    assert network.left_after(1) == []
 
 
 def start(network, *words: str, **environ: str):
@@ -52,7 +49,7 @@ def start(network, *words: str, **environ: str):
     script = network.write(ENDLESS)
     settings = {"FUEL_HEARTBEAT": str(HEARTBEAT_S), **environ}
     process = network.start("-H", f"{network.hosts}:2", *words, script, **settings)
-    network.wait_for("up-*", 3)
+    network.wait_for("up-*", 3, process)
     time.sleep(0.3)
     return process
 
@@ -62,7 +59,7 @@ def ends(network, process, within: float) -> tuple[int, str]:
     _, err = process.communicate(timeout=60)
     took = time.monotonic() - begin
     assert took < within, f"took {took:.1f} s: {err}"
-    assert network.nobody_left_within(max(within - took, 0.5)), "somebody is left"
+    assert network.left_after(max(within - took, 0.5)) == []
     assert err.count("fuelrun: ") == 1, err
     return process.returncode, err
 
@@ -71,47 +68,52 @@ def rank_1_on_the_second(network) -> int:
     """Its process, as it is called outside."""
     inside = (network.folder / "up-1").read_text()
     for pid in network.living(network.machines[1], "fuelrun.launch.rank"):
-        with open(f"/proc/{pid}/status") as status:
-            numbers = next(line.split()[1:] for line in status if line.startswith("NSpid:"))
-        if numbers[-1] == inside:
+        if status(pid, "NSpid")[-1] == inside:
             return pid
     raise AssertionError("rank 1 is not there")
+
+
+def status(pid: int, what: str) -> list[str]:
+    """A line of a process's status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.split()[1:] for line in lines if line.startswith(f"{what}:"))
 
 
 def test_a_rank_that_is_killed_on_the_other_machine(network) -> None:
     process = start(network)
     os.kill(rank_1_on_the_second(network), signal.SIGKILL)
-    status, err = ends(network, process, within=5)
-    assert status == 137, err
-    assert "rank 1 of 3 (process " in err
-    assert " on second) was killed by signal 9 (SIGKILL)" in err
+    code, err = ends(network, process, within=5)
+    # Where rank 0 ends by the broken connection before mpirun has noticed, nobody tells the signal.
+    assert code in (1, 137), err
+    assert err.startswith("fuelrun: rank 1 of 3 (process "), err
+    assert " on second) " in err
 
 
 def test_the_launchers_daemon_on_the_other_machine_is_killed(network) -> None:
     """mpirun of Open MPI calls it a success, mpiexec of MPICH waits for ever."""
     process = start(network)
-    daemon = "prted" if OPEN_MPI else "hydra_pmi_proxy"
-    (pid,) = network.living(network.machines[1], daemon)
-    os.kill(pid, signal.SIGKILL)
-    status, err = ends(network, process, within=7)
-    assert status == 1, err
-    assert f"on second ended without a word: the launcher's process there ({daemon}) is gone" in err
+    (daemon,) = status(rank_1_on_the_second(network), "PPid")
+    name = Path(f"/proc/{daemon}/comm").read_text().strip()
+    os.kill(int(daemon), signal.SIGKILL)
+    code, err = ends(network, process, within=7)
+    assert code == 1, err
+    assert f"on second ended without a word: the launcher's process there ({name}) is gone" in err
 
 
 def test_everything_on_the_other_machine_is_killed(network) -> None:
     process = start(network)
     for pid in network.living(network.machines[1]):
         os.kill(pid, signal.SIGKILL)
-    status, err = ends(network, process, within=5)
-    assert status in (1, 137), err
+    code, err = ends(network, process, within=5)
+    assert code in (1, 137), err
     assert "on second" in err
 
 
 def test_the_cable_is_cut(network) -> None:
     process = start(network)
     network.cut()
-    status, err = ends(network, process, within=HEARTBEAT_S + 6)
-    assert status == 1, err
+    code, err = ends(network, process, within=HEARTBEAT_S + 6)
+    assert code == 1, err
     assert f"second gave no sign of life for {HEARTBEAT_S} s, with ranks 1 and 2 of 3 on it (last word at " in err
     assert "it is down, or the way to it is cut" in err
 
@@ -121,7 +123,7 @@ def test_fuelrun_is_killed(network) -> None:
     (pid,) = network.living(network.machines[0], "-m\0fuelrun\0")
     os.kill(pid, signal.SIGKILL)
     process.wait()
-    assert network.nobody_left_within(6)
+    assert network.left_after(6) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -138,10 +140,10 @@ open(f"up-{{world.rank}}", "w").close()
 while True: time.sleep(0.05)
 """
     process = network.start("-H", network.hosts, network.write(script))
-    network.wait_for("up-*", 2)
+    network.wait_for("up-*", 2, process)
     (pid,) = network.living(network.machines[0], "-m\0fuelrun\0")
     os.kill(pid, number)
     process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert sorted(path.name for path in network.folder.glob("heard-*")) == ["heard-0", "heard-1"]
-    assert network.nobody_left_within(3)
+    assert network.left_after(3) == []
