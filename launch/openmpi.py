@@ -17,6 +17,7 @@ _FIRST_LINES = (
     r"(prterun|mpirun|mpiexec)(\.real)? noticed that process rank .*",
     r"(prterun|mpirun|mpiexec)(\.real)? detected that one or more processes exited with non-zero status.*",
     r"MPI_ABORT was invoked on rank .*",
+    r"An MPI communication peer process has unexpectedly disconnected\..*",
     r"(PRTE|ORTE) has lost communication with a remote daemon.*",
     r"Primary job  ?terminated normally, but .*",
 )

@@ -91,7 +91,9 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
     threads = threads or os.environ.pop(THREADS, None)
 
     if claim.parallel and (channel or not job_dir) and claim.local_rank in (0, None):
-        shared_memory.remove_after(os.getppid(), os.environ.get(processes.JOB_ID, "") if channel else "")
+        # Where fuelrun is on this machine it cleans up itself, unless it is killed.
+        launcher = _pid_here(supervisor) or os.getppid()
+        shared_memory.remove_after(launcher, os.environ.get(processes.JOB_ID, "") if channel else "")
     os.environ.update(thread_variables(dict(os.environ), _thread_count(threads, claim)))
     os.environ.update(rendezvous.of_a_rank(claim, os.environ))
     os.environ.update(claim.rank_variables())
@@ -181,9 +183,8 @@ def _end_with_the_launcher(supervisor: str, reporting: Reporting | None) -> None
     Open MPI's ranks are left to themselves when mpirun is killed, and go on computing.
     """
     watched = [os.getppid()]
-    host, _, pid = supervisor.rpartition(":")
-    if host == os.uname().nodename and pid.isdigit():
-        watched.append(int(pid))
+    if (pid := _pid_here(supervisor)) is not None:
+        watched.append(pid)
     me, daemon = os.getpid(), processes.name_of(watched[0])
 
     def wait() -> None:
@@ -195,6 +196,12 @@ def _end_with_the_launcher(supervisor: str, reporting: Reporting | None) -> None
             os.kill(me, signal.SIGKILL)
 
     threading.Thread(target=wait, name="fuelrun-watch", daemon=True).start()
+
+
+def _pid_here(supervisor: str) -> int | None:
+    """The process of fuelrun, if it is one of this machine."""
+    host, _, pid = supervisor.rpartition(":")
+    return int(pid) if host == os.uname().nodename and pid.isdigit() else None
 
 
 def _wait_for_any(pids: list[int]) -> None:
