@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import click
 
+from fuelrun import machine_options
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--no-launch", is_flag=True, help="Do not start two ranks for a try.")
-def doctor(as_json: bool, no_launch: bool) -> int:
+@machine_options.machine_options
+def doctor(
+    as_json: bool,
+    no_launch: bool,
+    host: str | None,
+    hostfile: str | None,
+    interface: str | None,
+    launch_agent: str | None,
+) -> int:
     """Check Python, MPI, launcher and devices, and say how to mend what is wrong.
 
-    The exit status is 0 when ranks can be started, 1 when something is wrong.
+    With -H or --hostfile, the way to other machines is shown, and whether each has what a rank needs. The exit status is 0 when ranks can be started, 1 when something is wrong.
     """
     from fuelrun.launch.checkup import examine
+    from fuelrun.launch.machines_checkup import examine_interfaces, examine_machines
 
-    findings = list(examine(launch=not no_launch))
+    wish = machine_options.wish(None, None, None, host, hostfile)
+    findings = [*examine(launch=not no_launch), examine_interfaces()]
+    if wish is not None:
+        findings += examine_machines(wish.hosts, interface or "", launch_agent)
     healthy = all(finding.ok for finding in findings)
     if as_json:
         import msgspec

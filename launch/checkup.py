@@ -105,6 +105,7 @@ def _mpirun(library: find.Library) -> Iterator[Finding]:
     except LaunchError as error:
         yield Finding("mpirun", given or "none", ok=False, remedy=str(error))
         return
+    yield Finding("engine", find.explain(engine, library))
     found = find.ask_mpirun(engine.mpirun)
     said = f"{found.flavour or 'unknown'} {found.version} ({found.path})"
     if found.belongs_to(library):

@@ -107,9 +107,11 @@ def prepare(
         return None
     choice = network.choose(others, interface)
     words = preflight.agent_words(agent, environ)
-    answers = preflight.ask(others, words, script, {name: environ[name] for name in _PYTHON if name in environ})
+    answers = preflight.ask(others, words, script, variables_of_python(environ))
     for host, answer in answers.items():
-        if problem := preflight.compare(host, answer, mpi=library().text, network=choice.interface.network):
+        if problem := preflight.compare(
+            host, answer, mpi=library().text, network=choice.interface.network, own=choice.interface.address
+        ):
             raise LaunchError(problem)
     first = answers.get(hosts[0].name)
     if first is None:
@@ -119,6 +121,11 @@ def prepare(
     else:
         meeting = (first.address_in(choice.interface.network) or hosts[0].name, first.port)
     return Machines(hosts, choice, meeting, words)
+
+
+def variables_of_python(environ: Mapping[str, str]) -> dict[str, str]:
+    """What makes Python find its packages, for asking another machine."""
+    return {name: environ[name] for name in _PYTHON if name in environ}
 
 
 def forwarded(variables: Iterable[str], wanted: Iterable[str] = ()) -> tuple[str, ...]:

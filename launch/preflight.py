@@ -96,7 +96,7 @@ def ask(
     return {host: answer for host, answer in zip(hosts, outcomes, strict=True) if isinstance(answer, Answer)}
 
 
-def compare(host: str, answer: Answer, *, mpi: str, network: str) -> str:
+def compare(host: str, answer: Answer, *, mpi: str, network: str, own: str) -> str:
     """Why a machine cannot take ranks of this job, "" if it can.
 
     Args:
@@ -104,6 +104,7 @@ def compare(host: str, answer: Answer, *, mpi: str, network: str) -> str:
         answer: What it said.
         mpi: What the MPI library says here.
         network: The network between the machines.
+        own: Our own address in it.
     """
     if answer.problem:
         return f"on {host}: {answer.problem}; every machine needs the script in the same place, shared or copied"
@@ -116,6 +117,11 @@ def compare(host: str, answer: Answer, *, mpi: str, network: str) -> str:
         return (
             f"on {host} mpi4py loads another MPI ({_edition(answer.mpi)}) than here ({_edition(mpi)}): ranks would "
             f"not find each other; install the same one into {sys.prefix} there"
+        )
+    if answer.address_in(network) == own:
+        return (
+            f"{host} has our own address {own} in {network}, as bridges of containers have it on every machine: it "
+            "leads nowhere; name another network with --interface"
         )
     if answer.address_in(network) is None:
         has = ", ".join(f"{name} {address}" for name, address in answer.addresses.items())

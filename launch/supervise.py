@@ -143,12 +143,13 @@ class _Supervision:
             **self._plan.environ,
             **self._plan.added,
             JOB_ID: self._job_id,
-            JOB_DIR: str(self._folder),
             SUPERVISOR: f"{self._host}:{os.getpid()}",
         }
         if self._channel is not None:
             environ |= self._channel.variables()
             self._channel.start()
+        environ.pop(JOB_DIR, None)
+        environ[JOB_DIR] = str(self._folder)  # last: Hydra 5.0 never passes the last variable on, and this is for here
         try:
             self._mpirun = subprocess.Popen(
                 self._plan.command,

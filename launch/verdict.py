@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fuelrun.launch.engine import Death
 from fuelrun.launch.records import Loss, RankRecord
 
-_AT_ONCE_S = 0.2  # within this, ranks of one machine went together
+_AT_ONCE_S = 0.05  # within this, ranks of one machine went together
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,8 @@ def _gone(ending: Ending) -> Verdict:
     else:
         who = f"{_ranks([loss.rank for loss in together])} of {ending.ranks} on {first.host}"
     why = next((loss.note for loss in together if loss.note), "killed, crashed, or ended by os._exit")
-    return Verdict(ending.code or 1, f"{who} ended without a word: {why}; the other ranks were ended")
+    code = ending.code if 128 < ending.code < 128 + signal.NSIG else 1
+    return Verdict(code, f"{who} ended without a word: {why}; the other ranks were ended")
 
 
 def _first(ending: Ending, unwell: list[int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -85,8 +86,8 @@ def test_a_rank_that_is_killed_on_the_other_machine(network) -> None:
     code, err = ends(network, process, within=5)
     # Where rank 0 ends by the broken connection before mpirun has noticed, nobody tells the signal.
     assert code in (1, 137), err
-    assert "fuelrun: rank 1 of 3 (process " in err, err
-    assert " on second) " in err
+    # MPICH's proxy ends the other rank of its machine within a millisecond.
+    assert re.search(r"fuelrun: (rank 1|ranks 1 and 2) of 3 .*on second", err), err
 
 
 def test_the_launchers_daemon_on_the_other_machine_is_killed(network) -> None:
