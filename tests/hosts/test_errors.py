@@ -41,7 +41,7 @@ def test_a_machine_that_is_down_or_refuses(network) -> None:
     false.write_text("#!/bin/sh\necho 'Permission denied (publickey).' >&2\nexit 255\n")
     false.chmod(0o755)
     err = refused(network, "-H", network.hosts, "--launch-agent", f"{false} -q", "script.py")
-    assert f"10.77.0.2 cannot be reached (Permission denied (publickey).); " in err
+    assert "10.77.0.2 cannot be reached (Permission denied (publickey).); " in err
     assert f"{false} -q 10.77.0.2 true must work" in err
 
 
