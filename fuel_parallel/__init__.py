@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fuel_parallel.mesh import Mesh
     from fuel_parallel.module import Module, Parameter, Variable
     from fuel_parallel.partitioning import partition
+    from fuel_parallel.preemption import on_preempt
     from fuel_parallel.progress_bar import progress
     from fuel_parallel.runtime.execute import memory_stats
     from fuel_parallel.runtime.realize import realize
@@ -47,6 +48,7 @@ _HOME_OF = {
     "Variable": "fuel_parallel.module",
     "init": "fuel_parallel.comm",
     "memory_stats": "fuel_parallel.runtime.execute",
+    "on_preempt": "fuel_parallel.preemption",
     "partition": "fuel_parallel.partitioning",
     "progress": "fuel_parallel.progress_bar",
     "realize": "fuel_parallel.runtime.realize",
@@ -74,6 +76,7 @@ __all__ = [
     "init",
     "lazy",
     "memory_stats",
+    "on_preempt",
     "optim",
     "partition",
     "progress",

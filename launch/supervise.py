@@ -372,7 +372,9 @@ class _Supervision:
         self._stopped_by = reason
         self._send(number)
         # Before all ranks are up there is no script yet that could want the time.
-        grace = self._plan.options.grace if len(self._records) == self._plan.ranks else 0.2
+        up = len(self._records) == self._plan.ranks
+        asked = [record.grace for record in self._records.values()] if number == signal.SIGTERM else []
+        grace = max([self._plan.options.grace, *asked]) if up else 0.2
         if self._stage < _Stage.TERMINATED:
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + grace
             if reason == signal.SIGINT and grace > 1:

@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layers": TENSORS | {"module"},
     "optim": TENSORS | {"module"},
     "progress_bar": RANKS,
+    "preemption": RANKS,
     "device_group": RANKS | {"topology", "runtime"},
     "data_parallel": RANKS | {"module", "optim"},
     "tensor_parallel": RANKS | {"module", "layers"},
