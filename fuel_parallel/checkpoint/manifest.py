@@ -34,6 +34,14 @@ class StoredPiece(msgspec.Struct, frozen=True):
         return Box(self.start, self.shape)
 
 
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file: its size in bytes, and that of its header, which has a checksum as well."""
+
+    size: int
+    header: int
+    crc32: str
+
+
 class StoredTensor(msgspec.Struct, frozen=True):
     """A tensor, and the pieces that make it."""
 
@@ -51,12 +59,12 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A checkpoint: `files` are sizes in bytes by name, `values` what is no tensor."""
+    """A checkpoint: `values` is what is no tensor."""
 
     step: int
     world_size: int
     mesh: dict[str, int]
-    files: dict[str, int]
+    files: dict[str, StoredFile]
     tensors: dict[str, StoredTensor]
     values: dict[str, Any]
     version: int = VERSION
@@ -104,6 +112,6 @@ def _problem(manifest: Manifest, tensor: StoredTensor) -> str:
             return f"its file {piece.file!r} is none of this checkpoint's"
         if not piece.box.lies_in(tensor.shape):
             return f"a piece of shape {piece.shape} at {piece.start} does not lie in shape {tensor.shape}"
-        if not 0 <= piece.offset <= manifest.files[piece.file] - tensor.nbytes(piece):
+        if not 0 <= piece.offset <= manifest.files[piece.file].size - tensor.nbytes(piece):
             return f"a piece at byte {piece.offset} does not lie in {piece.file}"
     return gap_or_clash([piece.box for piece in tensor.pieces], tensor.shape)

@@ -26,7 +26,7 @@ import numpy as np
 
 from fuel_parallel import failure
 from fuel_parallel.checkpoint import folders, manifest, plan, tensor_file
-from fuel_parallel.checkpoint.manifest import Manifest, StoredPiece, StoredTensor
+from fuel_parallel.checkpoint.manifest import Manifest, StoredFile, StoredPiece, StoredTensor
 from fuel_parallel.checkpoint.ranks import Outcome, attempt, first_problem, on_all, on_root, resolve
 from fuel_parallel.checkpoint.state import Held, Named, named
 from fuel_parallel.checkpoint.tensor_file import Entry
@@ -36,6 +36,7 @@ from fuel_parallel.mesh import Mesh
 from fuel_parallel.runtime.realize import realize
 
 _POLL_S = 0.01
+_METADATA = {"format": "fuel_parallel"}
 
 
 def save(
@@ -122,12 +123,12 @@ class Saving:
 
     def _start(self, entries: list[Entry], background: bool) -> None:
         global _pending
-        _pending = self
         if not background:
             self._mine = attempt(lambda: self._job.write(entries))
             self._written.set()
-            self.wait()
+            self._finish()
             return
+        _pending = self
         _finish_at_the_end()
         self._thread = threading.Thread(target=self._work, args=(entries,), name="checkpoint", daemon=True)
         self._thread.start()
@@ -217,7 +218,7 @@ class _Job:
         if not entries:
             return []
         try:
-            return tensor_file.write(path, entries, {"format": "fuel_parallel"})
+            return tensor_file.write(path, entries, _METADATA)
         except OSError as reason:
             raise CheckpointError(f"{path} cannot be written: {reason.strerror or reason}") from None
 
@@ -243,20 +244,21 @@ class _Job:
         tensors = {
             name: StoredTensor(spread.dtype.name, spread.shape, []) for name, spread in self.view.tensors.items()
         }
-        sizes: dict[str, int] = {}
+        files: dict[str, StoredFile] = {}
         for rank, pieces in self.pieces_by_file.items():
             file = _file_of(rank)
-            at = len(tensor_file.header([entry for entry, _ in pieces], {"format": "fuel_parallel"}))
+            header = tensor_file.header([entry for entry, _ in pieces], _METADATA)
+            at = len(header)
             for (entry, piece), total in zip(pieces, sums[rank], strict=True):
                 stored = StoredPiece(file, at, piece.box.start, piece.box.shape, f"{total:08x}")
                 tensors[piece.name].pieces.append(stored)
                 at += entry.nbytes
-            sizes[file] = at
+            files[file] = StoredFile(at, len(header), f"{zlib.crc32(header):08x}")
             self._check_seen(file, at)
         for rank in range(1, self.world_size):
             with contextlib.suppress(OSError):
                 (self.made / f"rank-{rank:05d}.json").unlink()
-        described = Manifest(self.step, self.world_size, self.axes, sizes, tensors, self.view.values)
+        described = Manifest(self.step, self.world_size, self.axes, files, tensors, self.view.values)
         with (self.made / manifest.NAME).open("xb") as out:
             out.write(manifest.encode(described))
             out.flush()

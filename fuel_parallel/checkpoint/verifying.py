@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fuel_parallel.checkpoint import folders, manifest, tensor_file
-from fuel_parallel.checkpoint.manifest import Manifest, StoredPiece
+from fuel_parallel.checkpoint.manifest import Manifest, StoredFile, StoredPiece
 from fuel_parallel.checkpoint.ranks import Outcome, attempt, first_problem, on_all, resolve
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.errors import CheckpointError
@@ -72,7 +72,14 @@ def open_checkpoint(
         return Found(folder, None, opened.problem)
     described: Manifest = opened.value
     wanted = list(_pieces(described, of))
-    mine = attempt(lambda: _check(folder, described, _share(wanted, comm), checksums))
+    headers = sorted(described.files.items())[comm.rank :: comm.world_size]
+
+    def check() -> None:
+        for name, file in headers:
+            _check_header(folder / name, file, checksums)
+        _check(folder, described, _share(wanted, comm), checksums)
+
+    mine = attempt(check)
     return Found(folder, described, first_problem(on_all(comm, mine)))
 
 
@@ -106,6 +113,15 @@ def _share(pieces: list[_Named], comm: Communicator) -> Iterator[_Named]:
         before += one.nbytes
 
 
+def _check_header(path: Path, file: StoredFile, checksums: bool) -> None:
+    """Raises `CheckpointError` if the header of a file is damaged. Whether all is there, `_check` sees."""
+    if checksums and path.exists() and path.stat().st_size >= file.header:
+        with path.open("rb") as opened:
+            found = tensor_file.checksum(opened.fileno(), 0, file.header)
+        if f"{found:08x}" != file.crc32:
+            raise CheckpointError(f"{path}: the file is damaged: its header has checksum {found:08x}, not {file.crc32}")
+
+
 def _check(folder: Path, described: Manifest, pieces: Iterable[_Named], checksums: bool) -> None:
     """Raises `CheckpointError` at the first piece that is not what the manifest says."""
     file, descriptor = "", -1
@@ -120,7 +136,7 @@ def _check(folder: Path, described: Manifest, pieces: Iterable[_Named], checksum
             size = os.fstat(descriptor).st_size
             if size < one.piece.offset + one.nbytes:
                 raise CheckpointError(
-                    f"{path}: the file is cut off: it has {size} bytes of {described.files[file]}; tensor "
+                    f"{path}: the file is cut off: it has {size} bytes of {described.files[file].size}; tensor "
                     f"{one.name!r} is "
                     "not whole"
                 )
