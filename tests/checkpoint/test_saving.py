@@ -139,12 +139,13 @@ def test_the_end_of_a_script_waits(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
     assert checkpoint.steps(tmp_path) == [1]
-    (tmp_path / "file").touch()
-    broken = script + "import os, shutil\nshutil.rmtree(sys.argv[1])\n"
-    run = subprocess.run([sys.executable, "-c", broken, str(tmp_path / "b")], capture_output=True, text=True, timeout=60)
-    if run.returncode:  # the writer may have been through before
-        assert "CheckpointError: step 1 is not saved" in run.stderr
-        assert "threading" not in run.stderr
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+    command = [sys.executable, "-c", limit + script, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert run.stderr.startswith("fuel_parallel.errors.CheckpointError: step 1 is not saved: ")
+    assert "File too large; the last checkpoint there is that of step 1" in run.stderr
+    assert names(tmp_path) == ["step-00000001"]
 
 
 def failing(*arguments: Any) -> list[int]:
@@ -208,7 +209,7 @@ def test_a_folder_that_hosts_do_not_share_is_noticed(
         return sums
 
     monkeypatch.setattr(tensor_file, "write", elsewhere)
-    with pytest.raises(CheckpointError, match=r"rank 0 sees no such file; the folder must be on a file system that all"):
+    with pytest.raises(CheckpointError, match=r"rank 0 sees no such file; the folder must be on a file system that"):
         on_ranks(2, lambda comm: checkpoint.save(tmp_path, {"a": np.zeros(4), "b": np.zeros(4)}, step=5, comm=comm))
 
 
@@ -218,7 +219,7 @@ def test_replicas_that_differ_are_told_if_asked(on_ranks: OnRanks, tmp_path: Pat
         checkpoint.save(tmp_path, state, step=1, comm=comm, check_replicas=True)
 
     on_ranks(2, save)
-    with pytest.raises(CheckpointError, match=r"rank 2 holds other values of 'w' than rank 0 \(2 of 4 ranks do\); they"):
+    with pytest.raises(CheckpointError, match=r"rank 2 holds other values of 'w' than rank 0 \(2 of 4 ranks do\)"):
         on_ranks(4, save)
 
 
@@ -264,14 +265,15 @@ def test_a_limit_of_file_sizes(tmp_path: Path) -> None:
     )
     run = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert run.returncode == 1
-    assert "rank-00000.safetensors cannot be written: File too large; the last checkpoint there is that of step 1" in run.stderr
+    text = "rank-00000.safetensors cannot be written: File too large; the last checkpoint there is that of step 1"
+    assert text in run.stderr
     assert names(tmp_path) == ["step-00000001"]
 
 
 def test_wrong_folders(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(CheckpointError, match=r"a folder is expected here, and there is a file; choose another one"):
+        with pytest.raises(CheckpointError, match=r"a folder is expected here, and there is a file; choose"):
             checkpoint.save(path, {"x": 1}, step=1)
         with pytest.raises(CheckpointError, match=r"a folder of checkpoints is expected here, and there is a file"):
             checkpoint.load(path, {"x": 1})

@@ -69,7 +69,7 @@ def test_the_state_of_a_cut_parameter_is_cut_like_it() -> None:
 
 
 def test_a_shard_lies_in_the_whole() -> None:
-    with pytest.raises(ShapeError, match=r"a shard of shape \(3, 4\) at \(3, 0\) does not lie in a tensor of shape \(5"):
+    with pytest.raises(ShapeError, match=r"a shard of shape \(3, 4\) at \(3, 0\) does not lie in a tensor"):
         fp.Parameter(ft.zeros((3, 4)), shard=fp.Shard((5, 4), (3, 0)))
 
 
@@ -109,7 +109,7 @@ def test_tensors_and_arrays_come_back_as_what_they_are(tmp_path: Path) -> None:
         "variable": fp.Variable(ft.asarray([1, 2])),
     }
     variable = fp.Variable(ft.asarray([0, 0]))
-    fresh = {name: np.zeros_like(one) if isinstance(one, np.ndarray | np.generic) else ft.zeros_like(one) for name, one in state.items()}
+    fresh = {name: (ft if isinstance(one, ft.Tensor) else np).zeros_like(one) for name, one in state.items()}
     back = there_and_back(state, {**fresh, "variable": variable}, tmp_path)
     assert back["variable"] is variable
     assert variable.tolist() == [1, 2]
@@ -137,9 +137,9 @@ def test_generators_of_numpy_go_on(kind: str, tmp_path: Path) -> None:
     generator.random(5)
     there_and_back({"g": generator}, {"g": other}, tmp_path)
     assert other.integers(0, 2**30, 9).tolist() == generator.integers(0, 2**30, 9).tolist()
+    odd = np.random.Generator(np.random.Philox(0) if kind == "PCG64" else np.random.PCG64(0))
     with pytest.raises(ArgumentError, match=r"g holds the state of another kind of numpy generator"):
-        kinds = {"PCG64": "Philox"}
-        checkpoint.load(tmp_path, {"g": np.random.Generator(getattr(np.random, kinds.get(kind, "PCG64"))(0))})
+        checkpoint.load(tmp_path, {"g": odd})
 
 
 class Reader:

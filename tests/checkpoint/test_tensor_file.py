@@ -128,10 +128,10 @@ def test_only_what_is_asked_for_is_read(box: Box, expected: int, monkeypatch: py
         (b"", "its header does not fit in 0 bytes"),
         (b"\xff" * 20, "its header does not fit in 20 bytes"),
         (b"\2\0\0\0\0\0\0\0[]", "not a safetensors file, or damaged"),
-        (b'a\0\0\0\0\0\0\0{"x":{"dtype":"F8","shape":[1],"data_offsets":[0,1]}}' + b" " * 60, "x has dtype F8; known are"),
+        (b'a\0\0\0\0\0\0\0{"x":{"dtype":"F8","shape":[1],"data_offsets":[0,1]}}' + b" " * 60, "x has dtype F8; known"),
         (b'a\0\0\0\0\0\0\0{"x":{"dtype":"U8","shape":[2],"data_offsets":[0,1]}}' + b" " * 60, "cannot be bytes 0 to 1"),
         (b'a\0\0\0\0\0\0\0{"x":{"dtype":"U8","shape":[90],"data_offsets":[0,90]}}' + b" " * 60, "cut off: x ends at"),
-        (b'a\0\0\0\0\0\0\0{"x":{"dtype":"U8","shape":[-1],"data_offsets":[1,0]}}' + b" " * 60, "cannot be bytes 1 to 0"),
+        (b'a\0\0\0\0\0\0\0{"x":{"dtype":"U8","shape":[-1],"data_offsets":[1,0]}}' + b" " * 60, "be bytes 1 to 0"),
     ],
 )
 def test_what_is_no_file_of_tensors_is_said(text: bytes, message: str, tmp_path: Path) -> None:
