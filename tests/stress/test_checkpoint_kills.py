@@ -1,6 +1,6 @@
 """Ranks killed at random moments of runs that save: every checkpoint can be read, and the run ends as if never killed.
 
-`FUEL_STRESS_KILLS` is how many kills there are at least (2); `FUEL_STRESS_SEED` draws when. Each run is killed, started
+Half of `FUEL_STRESS_KILLS` (4) is how many kills there are; `FUEL_STRESS_SEED` draws when. Each run is killed, started
 again with the same command line, killed again, and after a few kills left to end.
 """
 
@@ -22,7 +22,7 @@ from test_kills import Job
 from fuel_parallel import checkpoint
 from fuel_parallel.environment import without_launcher
 
-KILLS = int(os.environ.get("FUEL_STRESS_KILLS", "2"))
+KILLS = int(os.environ.get("FUEL_STRESS_KILLS", "4")) // 2
 SEED = int(os.environ.get("FUEL_STRESS_SEED", "0"))
 KILLS_A_RUN = 5
 STEPS, EVERY, KEEP = 60, 2, 3
