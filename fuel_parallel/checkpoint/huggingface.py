@@ -17,10 +17,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fuel_parallel.checkpoint import folders, loading, manifest, tensor_file
+from fuel_parallel.checkpoint import folders, loading, tensor_file
 from fuel_parallel.checkpoint.boxes import Box, whole
+from fuel_parallel.checkpoint.manifest import StoredTensor
 from fuel_parallel.checkpoint.state import named
 from fuel_parallel.checkpoint.tensor_file import Entry, Place
+from fuel_parallel.checkpoint.verifying import open_checkpoint
+from fuel_parallel.comm.identity import IdentityComm
 from fuel_parallel.errors import ArgumentError, CheckpointError, IndexingError
 from fuel_parallel.lazy import dtypes
 
@@ -102,7 +105,7 @@ def export_huggingface(
     Args:
         source: The folder of a run, or a state such as a module or a dict of tensors, whole on this rank.
         path: The folder to write to; made if it is not there.
-        step: Which checkpoint of the folder; None for the newest. It is read one tensor at a time.
+        step: Which checkpoint of the folder; None for the newest. Its checksums are compared first.
         key: Of a checkpoint, what stands under this key, named without it; None for all tensors.
         max_shard_size: The largest file, but for a single tensor that is larger: bytes, or "500MB".
 
@@ -146,18 +149,20 @@ def _of_checkpoint(directory: Path, step: int | None, key: str | None, stack: Ex
     there = folders.steps(directory)
     if not there or (step is not None and step not in there):
         raise CheckpointError(f"{directory}: there is no checkpoint{'' if step is None else f' of step {step}'}")
-    folder = folders.folder_of(directory, there[-1] if step is None else step)
+    prefix = "" if key is None else f"{key}."
+    newest = there[-1] if step is None else step
+    found = open_checkpoint(directory, newest, IdentityComm(), wanted=lambda name: name.startswith(prefix))
+    if found.manifest is None or found.problem:
+        raise CheckpointError(f"{found.problem}; step= exports an earlier checkpoint")
+    wanted = {name: one for name, one in found.manifest.tensors.items() if name.startswith(prefix)}
     try:
-        described = manifest.decode((folder / manifest.NAME).read_bytes(), folder / manifest.NAME)
-        prefix = "" if key is None else f"{key}."
-        wanted = {name: one for name, one in described.tensors.items() if name.startswith(prefix)}
-        files = loading.opened(folder, wanted.values(), stack)
+        files = loading.opened(found.folder, wanted.values(), stack)
     except OSError as reason:
         raise CheckpointError(f"{reason.filename}: {reason.strerror}") from None
     entries = []
     for name, one in wanted.items():
 
-        def read(one: manifest.StoredTensor = one) -> Array:
+        def read(one: StoredTensor = one) -> Array:
             return loading.read_box(one, whole(one.shape), files)
 
         entries.append(Entry(name.removeprefix(prefix), dtypes.dtype(one.dtype), one.shape, read))

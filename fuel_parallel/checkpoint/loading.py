@@ -137,7 +137,7 @@ def _sound(
     """The checkpoint to load, and what is wrong with newer ones."""
     skipped: dict[int, str] = {}
     for candidate in reversed(agreed_steps(directory, step, comm)):
-        found = open_checkpoint(directory, candidate, comm, of=view.tensors, checksums=checksums)
+        found = open_checkpoint(directory, candidate, comm, wanted=view.tensors.__contains__, checksums=checksums)
         if not found.problem:
             if skipped and comm.is_root:
                 text = "; ".join(f"step {bad}: {why}" for bad, why in skipped.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,10 +58,10 @@ def open_checkpoint(
     step: int,
     comm: Communicator,
     *,
-    of: Collection[str] | None = None,
+    wanted: Callable[[str], bool] = lambda name: True,
     checksums: bool = True,
 ) -> Found:
-    """Reads the manifest of a checkpoint, and verifies the tensors under the names `of`. A collective call."""
+    """Reads the manifest of a checkpoint, and verifies the tensors whose names are wanted. A collective call."""
     folder = folders.folder_of(directory, step)
     # One rank reads it: a thousand at once would be slow, and must not come to different ends.
     text: Outcome = comm.broadcast_object(
@@ -71,13 +71,13 @@ def open_checkpoint(
     if opened.problem:  # the same on all ranks
         return Found(folder, None, opened.problem)
     described: Manifest = opened.value
-    wanted = list(_pieces(described, of))
+    pieces = list(_pieces(described, wanted))
     headers = sorted(described.files.items())[comm.rank :: comm.world_size]
 
     def check() -> None:
         for name, file in headers:
             _check_header(folder / name, file, checksums)
-        _check(folder, described, _share(wanted, comm), checksums)
+        _check(folder, described, _share(pieces, comm), checksums)
 
     mine = attempt(check)
     return Found(folder, described, first_problem(on_all(comm, mine)))
@@ -97,9 +97,9 @@ class _Named(NamedTuple):
     nbytes: int
 
 
-def _pieces(described: Manifest, of: Collection[str] | None) -> Iterator[_Named]:
+def _pieces(described: Manifest, wanted: Callable[[str], bool]) -> Iterator[_Named]:
     for name, tensor in described.tensors.items():
-        if of is None or name in of:
+        if wanted(name):
             yield from (_Named(name, piece, tensor.nbytes(piece)) for piece in tensor.pieces)
 
 

@@ -135,6 +135,12 @@ def test_a_checkpoint_is_exported_whole(on_ranks: OnRanks, tmp_path: Path) -> No
         checkpoint.export_huggingface(tmp_path / "run", tmp_path / "hf", step=6)
     with pytest.raises(ArgumentError, match="there is no tensor to write under 'mode'"):
         checkpoint.export_huggingface(tmp_path / "run", tmp_path / "hf", key="mode")
+    written = tmp_path / "run/step-00000005/rank-00000.safetensors"
+    data = bytearray(written.read_bytes())
+    data[8 + int.from_bytes(data[:8], "little")] ^= 1  # the first byte after the header, of model.w
+    written.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"the file is damaged: .*; step= exports an earlier checkpoint"):
+        checkpoint.export_huggingface(tmp_path / "run", tmp_path / "hf")
 
 
 def broken_index(folder: Path, weight_map: object) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fuel_parallel as fp
+import fuel_parallel.lazy as ft
 from fuel_parallel import checkpoint
 from fuel_parallel.checkpoint import plan
 from fuel_parallel.checkpoint.boxes import Box, whole
@@ -125,6 +127,25 @@ def test_a_rank_reads_its_shard_and_no_more(on_ranks: OnRanks, tmp_path: Path, m
     one = fp.Variable(np.zeros((1, 2048)), shard=fp.Shard(dense.shape, (3, 0)))
     checkpoint.load(tmp_path, {"w": one}, verify=False)
     assert sum(read) == one.nbytes
+
+
+def test_a_tensor_is_in_memory_once(tmp_path: Path) -> None:
+    size, count = 4 << 20, 8
+    state = {f"w{i}": fp.Variable(np.full(size // 8, float(i))) for i in range(count)}
+    tracemalloc.start()
+    try:
+        checkpoint.save(tmp_path, state, step=1)
+        saving = tracemalloc.get_traced_memory()[1]
+        fresh = {name: fp.Variable(ft.zeros(size // 8, dtype="float64")) for name in state}
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        checkpoint.load(tmp_path, fresh)
+        loading = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert saving < size // 2  # no copy is made of what is written
+    assert count * size <= loading < (count + 1) * size
+    assert all(fresh[name].numpy()[0] == one.numpy()[0] for name, one in state.items())
 
 
 def along(dense: np.ndarray, dim: int, comm: Any) -> fp.Parameter:
