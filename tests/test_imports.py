@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline_parallel": GROUND,
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
     "distributed_cache": GROUND,
-    "checkpoint": RANKS | {"module", "optim"},
+    "checkpoint": RANKS | {"module", "runtime"},
 }
 
 # What a part may import besides, but only inside of functions or for its type annotations.
