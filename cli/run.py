@@ -7,8 +7,9 @@ import shlex
 import shutil
 import sys
 import traceback
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -19,6 +20,9 @@ from fuel_parallel.errors import LaunchError
 from fuelrun import defaults, machine_options, settings
 from fuelrun.launch.script import Script
 from fuelrun.option_types import Count, Seconds, Threads
+
+if TYPE_CHECKING:
+    from fuelrun.launch.plan import Plan
 
 
 class RunCommand(click.Command):
@@ -87,6 +91,19 @@ class RunCommand(click.Command):
     "--grace", type=Seconds(), default=5.0, metavar="S", help="Seconds for the script after Ctrl-C [default: 5]."
 )
 @click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="K",
+    help="Start the job again, up to K times, when it died after its first step [default: 0].",
+)
+@click.option(
+    "--min-np",
+    type=Count("the least number of ranks"),
+    metavar="M",
+    help="Start again with fewer ranks, at least M, when a machine is gone.",
+)
+@click.option(
     "--timeout", type=Seconds(), metavar="S", help="Seconds that a collective may wait; 0: for ever [default: 300]."
 )
 @click.option("--log-dir", metavar="DIR", help="Where the stacks of a job that is stuck go [default: fuelrun-logs].")
@@ -115,6 +132,8 @@ def run(
     trace: str | None,
     dry_run: bool,
     grace: float,
+    max_restarts: int,
+    min_np: int | None,
     timeout: float | None,
     log_dir: str | None,
     engine: str,
@@ -140,8 +159,9 @@ def run(
     for name in defaults.strange_variables(context.command) if not quiet else ():
         click.echo(f"fuelrun: {name} is set, but there is no such option; see fuelrun --help", err=True)
     _check(target)
+    wish = None if inside else machine_options.wish(ranks, nnodes, ppn, host, hostfile)
     machines = None
-    if not inside and (wish := machine_options.wish(ranks, nnodes, ppn, host, hostfile)) is not None:
+    if wish is not None:
         ranks, machines = machine_options.prepare(wish, target, interface=interface, launch_agent=launch_agent)
     trace_to = _prepare_trace(trace) if trace else None
     of_ranks = {
@@ -150,7 +170,7 @@ def run(
         **settings.of_binding(bind),
         **settings.of_mesh(mesh, topology, None if inside else ranks or 1),
     }
-    if inside or ((ranks or 1) == 1 and machines is None):
+    if inside or ((ranks or 1) == 1 and machines is None and not max_restarts):
         from fuelrun.launch.rank import become_rank, rank_command
 
         if dry_run:
@@ -161,7 +181,7 @@ def run(
 
     from fuelrun.launch.find import find_engine
     from fuelrun.launch.plan import Options, make_plan
-    from fuelrun.launch.supervise import supervise
+    from fuelrun.launch.restart import run_with_restarts
 
     options = Options(
         threads=threads,
@@ -173,7 +193,8 @@ def run(
         # Both: a rank that draws on the terminal prints there as well, and what is printed may belong into a file.
         terminal=shutil.get_terminal_size().columns if os.isatty(1) and os.isatty(2) else None,
     )
-    plan = make_plan(find_engine(mpirun, engine), target, ranks or 1, options, machines)
+    found = find_engine(mpirun, engine)
+    plan = make_plan(found, target, ranks or 1, options, machines)
     if dry_run:
         click.echo(plan.shell_line())
         return 0
@@ -183,7 +204,17 @@ def run(
         click.echo(f"fuelrun: {plan.shell_line()}", err=True)
     if trace_to:
         _remove_traces(trace_to)
-    verdict = supervise(plan)
+
+    def planner(before: Plan, lost: Collection[int]) -> Plan:
+        """Without the machines of the ranks that are lost, if fewer ranks will do."""
+        nonlocal wish, machines
+        if not lost or wish is None or machines is None or min_np is None:
+            return before
+        wish = wish.without({machines.host_of(rank).name for rank in lost}, min_np)
+        fewer, machines = machine_options.prepare(wish, target, interface=interface, launch_agent=launch_agent)
+        return make_plan(found, target, fewer, options, machines)
+
+    verdict = run_with_restarts(planner, plan, max_restarts, lambda line: click.echo(f"fuelrun: {line}", err=True))
     for text in verdict.unexplained if not verbose else ():
         click.echo(text, err=True, nl=False)
     if verdict.message:

@@ -69,6 +69,13 @@ before_the_end: list[Callable[[], None]] = []
 at_the_end: list[Callable[[], None]] = []
 """Called in this order when the script has ended well, after its own exit functions."""
 
+PREEMPTED = 75
+"""Status of a job that saved and made room (EX_TEMPFAIL of sysexits.h): start it again later."""
+
+reasons: dict[int, str] = {}
+"""Why a script ends with some status, where `sys.exit` has only the number."""
+
+_facts: dict[str, float | bool] = {}
 _meets_others = False  # whether the end of the script is not yet a good end
 _status_of_child = 0  # with which a process that was forked from the rank ends
 _ending = False  # a failure of one thread is not taken back by the good end of another
@@ -128,6 +135,7 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
         "reason": reason,
         "report": report,
         "mpi": _mpi_runs(),
+        **_facts,
     }
     if not isinstance(me.record_to, Path):
         return me.record_to(record)
@@ -139,6 +147,22 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
     except OSError:  # fuelrun is gone, and its directory with it: this rank is about to be ended anyway
         return False
     return True
+
+
+def tell(**facts: float | bool) -> None:
+    """Leave word of more: `progressed`, a first step is done; `grace`, seconds that the script wants at its end."""
+    _facts.update(facts)
+    write_record()
+
+
+def has_told(fact: str) -> bool:
+    """Whether fuelrun has been told."""
+    return fact in _facts
+
+
+def is_alone() -> bool:
+    """Whether there are no other ranks."""
+    return _me().world_size == 1
 
 
 def meet_others() -> None:
@@ -224,7 +248,7 @@ def end_rank(error: BaseException) -> NoReturn:
             call()
     summary = _one_line(error)
     report = _tagged(describe(error))
-    if not write_record(code, summary or f"sys.exit({code})", report) and report:
+    if not write_record(code, summary or reasons.get(code, f"sys.exit({code})"), report) and report:
         if _first_to_fail():
             _write(report)
         else:

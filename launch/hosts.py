@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,6 +57,19 @@ class Wish:
                 f"which are {nodes * self.per_node}; leave one of the numbers out"
             )
         return nodes * self.per_node
+
+    def without(self, lost: Collection[str], least: int) -> Wish:
+        """The same on the machines that are left: as many ranks as they take. LaunchError for fewer than `least`."""
+        left = tuple(host for host in self.hosts if host.name not in lost)
+        usual = self.per_node or (-(-self.ranks // len(self.hosts)) if self.ranks is not None else 1)
+        slots = sum(host.slots or usual for host in left)
+        ranks = slots if self.ranks is None else min(slots, self.ranks)
+        if not left or ranks < least:
+            raise LaunchError(
+                f"without {', '.join(sorted(lost))} there is room for {slots} ranks, less than --min-np {least}"
+            )
+        nodes = None if self.nodes is None else min(self.nodes, len(left))
+        return Wish(left, ranks if self.per_node is None else None, nodes, self.per_node)
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:

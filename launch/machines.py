@@ -71,6 +71,14 @@ class Machines:
         """How many of the ranks share this machine's cores."""
         return sum(host.slots or 0 for host in self.hosts if is_here(host.name))
 
+    def host_of(self, rank: int) -> Host:
+        """The machine of a rank: they are dealt in blocks."""
+        for host in self.hosts:
+            rank -= host.slots or 0
+            if rank < 0:
+                return host
+        return self.hosts[-1]
+
     def told(self, mpi_arguments: Sequence[str]) -> dict[str, str]:
         """What the ranks are told about the machines."""
         address, port = self.meeting

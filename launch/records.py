@@ -14,7 +14,8 @@ class RankRecord(msgspec.Struct, frozen=True):
     """What one rank says about itself: `code` is None while it runs, 0 when it ended well.
 
     `report` is what the user should see of its failure: the traceback, ready to be printed. `mpi` tells whether the
-    rank had initialised MPI.
+    rank had initialised MPI, `progressed` whether it came to the end of a first step, and `grace` how many seconds its
+    script wants for ending.
     """
 
     rank: int
@@ -26,6 +27,8 @@ class RankRecord(msgspec.Struct, frozen=True):
     reason: str
     report: str = ""
     mpi: bool = False
+    progressed: bool = False
+    grace: float = 0.0
 
     @property
     def ended_well(self) -> bool:

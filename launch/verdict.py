@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from fuel_parallel.failure import PREEMPTED
 from fuelrun.launch.engine import Death
 from fuelrun.launch.records import Loss, RankRecord
 
@@ -31,6 +32,7 @@ class Ending:
         messages: What mpirun said; shown when nothing else explains the failure.
         losses: Ranks whose connection to fuelrun ended without a last word, where a job has other machines.
         heartbeat: Seconds without a sign of life after which a machine counts as lost.
+        when: When all was over, in seconds since the epoch.
     """
 
     ranks: int
@@ -46,6 +48,14 @@ class Ending:
     messages: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
     heartbeat: int = 0
+    when: float = field(default_factory=time.time)
+
+    def cause(self) -> RankRecord | None:
+        """The first rank that said that it failed, unless a rank or machine that went without a word was before it."""
+        first = min((r for r in self.records.values() if r.failed), key=lambda r: r.ended or 0.0, default=None)
+        if first is None or (self.losses and self.losses[0].when < (first.ended or 0.0)):
+            return None
+        return None if is_consequence(first, self.records, self.lost, self.lost_at) else first
 
 
 @dataclass(frozen=True)
@@ -57,18 +67,29 @@ class Verdict:
         message: Who did not end well, and how.
         unexplained: mpirun's messages where no rank explained the failure.
         lost_hosts: Machines that gave no sign of life any more.
+        final: The job was asked to end, by its user or a scheduler.
+        ending: What the verdict is about; None in one that `judge` has not made.
     """
 
     code: int
     message: str = ""
     unexplained: tuple[str, ...] = ()
     lost_hosts: tuple[str, ...] = ()
+    final: bool = False
+    ending: Ending | None = field(default=None, compare=False)
 
 
 def judge(ending: Ending) -> Verdict:
     """0 only when every rank left word that it ended well."""
+    return replace(_judge(ending), ending=ending)
+
+
+def _judge(ending: Ending) -> Verdict:
+    cause = ending.cause()
+    if cause is not None and cause.code == PREEMPTED and not cause.reason.startswith("sys.exit"):
+        return Verdict(PREEMPTED, f"the ranks {cause.reason}", final=True)
     if ending.stopped_by is not None:
-        return Verdict(128 + ending.stopped_by)
+        return Verdict(128 + ending.stopped_by, final=True)
     if any(loss.silent for loss in ending.losses):
         return _silent(ending)
     failures = sorted((r for r in ending.records.values() if r.failed), key=lambda r: r.ended or 0.0)
