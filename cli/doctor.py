@@ -21,8 +21,8 @@ def doctor(
 ) -> int:
     """Check Python, MPI, launcher and devices, and say how to mend what is wrong.
 
-    With -H or --hostfile, the way to other machines is shown, and whether each has what a rank needs. The exit status is
-    0 when ranks can be started, 1 when something is wrong.
+    With -H or --hostfile, the way to other machines is shown, and whether each has what a rank needs. The exit status
+    is 0 when ranks can be started, 1 when something is wrong.
     """
     from fuelrun.launch.checkup import examine
     from fuelrun.launch.machines_checkup import examine_interfaces, examine_machines

@@ -178,6 +178,7 @@ class _Supervision:
                     continue
                 if over is None:
                     over = time.monotonic()
+                    self._note_losses()
                     self._kill_leftovers()
                 if not self._streams.open or time.monotonic() - over > _DRAIN_S:
                     break
@@ -239,13 +240,17 @@ class _Supervision:
             self._shared_files.note(self._ranks_here())
         # MPICH's mpiexec waits for ever for what a rank has left in the background with its output open.
         self._all_gone = len(self._gone) == self._plan.ranks
-        if self._channel is not None and self._stage < _Stage.TERMINATED:  # later losses are our own doing
-            self._losses = self._channel.losses
+        self._note_losses()
         if self._stage is not _Stage.RUNNING:
             return
         self._look_for_deserters()
         if self._losses or self._reported or vanished or self._all_gone or self._deserters:
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + _MPIRUN_ACTS_S
+
+    def _note_losses(self) -> None:
+        """Which ranks' connections have ended without a last word; later ones are our own doing."""
+        if self._channel is not None and self._stage < _Stage.TERMINATED:
+            self._losses = self._channel.losses
 
     def _look_for_deserters(self) -> None:
         """Ranks whose script ended well, and which are gone though others still need them.
