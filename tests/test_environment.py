@@ -186,3 +186,36 @@ def test_the_mismatch_names_both_numbers_the_library_and_the_remedy() -> None:
 
 def test_the_mismatch_under_srun_speaks_of_pmi() -> None:
     assert "srun --mpi=list" in explain_mismatch(claimed(SRUN), 1, "MPICH Version: 5.0.2")
+
+
+def dealt(rank: int, hosts: str, local_size: str = "2") -> LauncherClaim | None:
+    """A rank of four under Hydra, which does not tell machines apart."""
+    environ = {"PMI_RANK": str(rank), "PMI_SIZE": "4", "MPI_LOCALRANKID": "9", "MPI_LOCALNRANKS": local_size}
+    return detect({**environ, "FUEL_HOSTS": hosts})
+
+
+@pytest.mark.parametrize(("rank", "place"), [(0, (0, 2, 0)), (1, (1, 2, 0)), (2, (0, 2, 1)), (3, (1, 2, 1))])
+def test_ranks_that_fuelrun_has_dealt_know_their_machine(rank: int, place: tuple[int, int, int]) -> None:
+    claim = dealt(rank, "a:2,b:2")
+    assert claim is not None
+    assert (claim.local_rank, claim.local_size, claim.node_rank) == place
+
+
+@pytest.mark.parametrize("hosts", ["a:2,b:1", "a:2", "a:x,b:2", "", "a:1,b:3"])
+def test_hosts_of_another_job_are_left_out(hosts: str) -> None:
+    claim = dealt(0, hosts)
+    assert claim is not None
+    assert (claim.local_rank, claim.node_rank) == (9, None)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PBS_JOBID": "7.server", "PBS_NODEFILE": "/var/spool/aux/7", "PBS_TASKNUM": "1", "PBS_NODENUM": "0"},
+        {"LSB_JOBID": "7", "LSB_DJOB_RANKFILE": "/tmp/7", "LSB_DJOB_NUMPROC": "8", "LSB_HOSTS": "a a b b"},
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+        {"FLUX_URI": "local:///run/flux/local", "FLUX_JOB_ID": "f7"},
+    ],
+)
+def test_an_allocation_is_not_a_rank(environ: dict[str, str]) -> None:
+    assert detect(environ) is None

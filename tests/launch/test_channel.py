@@ -91,17 +91,25 @@ def test_a_child_that_was_forked_does_not_keep_a_rank_alive(channel: Channel) ->
     until(lambda: channel.losses)
 
 
-def test_signals_and_the_order_to_end_go_to_the_ranks(channel: Channel) -> None:
-    heard = rank(
-        channel, 0, "import signal\nsignal.signal(15, lambda *_: sys.exit(3))\nreporting.note('up')\ntime.sleep(60)"
-    )
-    told = rank(channel, 1, "time.sleep(60)")
-    until(lambda: len(channel.living) + len(channel.losses) >= 2 and channel.losses)
+def test_signals_and_the_order_to_end_go_to_the_ranks(channel: Channel, tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    ready = f"import signal\nsignal.signal(15, lambda *_: sys.exit(3))\nopen({str(up)!r}, 'w')\ntime.sleep(60)"
+    heard, told = rank(channel, 0, ready), rank(channel, 1, "time.sleep(60)")
+    until(lambda: up.exists() and len(channel.living) == 2)
+    channel.signal(signal.SIGTERM, besides=socket.gethostname())  # those are reached without it
+    time.sleep(0.2)
+    assert (heard.poll(), told.poll()) == (None, None)
     channel.signal(signal.SIGTERM, besides="another machine")
-    assert heard.wait(10) == 3
-    assert told.wait(10) == -signal.SIGTERM
-    third = rank(channel, 0, "time.sleep(60)")  # its number is taken: what connects again is not heard
-    assert third.wait(10) == -signal.SIGKILL
+    assert (heard.wait(10), told.wait(10)) == (3, -signal.SIGTERM)
+
+
+def test_the_order_to_end_is_at_once(channel: Channel) -> None:
+    told = rank(channel, 0, "time.sleep(60)")
+    until(lambda: channel.living == (0,))
+    again = rank(channel, 0, "time.sleep(60)")  # its number is taken: it is not heard, and ends
+    assert again.wait(10) == -signal.SIGKILL
+    channel.end_ranks()
+    assert told.wait(5) == -signal.SIGKILL
 
 
 def test_ranks_end_when_fuelrun_is_gone(tmp_path: Path) -> None:
@@ -127,9 +135,9 @@ def test_ranks_end_when_fuelrun_is_gone(tmp_path: Path) -> None:
 )
 def test_nonsense_and_strangers_are_dropped(channel: Channel, tmp_path: Path, lines: list[bytes | str]) -> None:
     words = {"hello": hello(channel), "hello of rank 2": hello(channel, 2)}
-    with connect(channel, *(words[line] if isinstance(line, str) else line for line in lines)) as stranger:
-        with contextlib.suppress(ConnectionResetError):
-            assert stranger.recv(1) == b""
+    sent = [words[line] if isinstance(line, str) else line for line in lines]
+    with connect(channel, *sent) as stranger, contextlib.suppress(ConnectionResetError):
+        assert stranger.recv(1) == b""
     assert read_records(tmp_path) == {}
     good = rank(channel, 1, "failure.write_record(0)")
     assert good.wait(30) == 0

@@ -45,14 +45,9 @@ def test_bridges_and_loopback_are_never_taken(machine: dict[str, str], address: 
 @pytest.mark.parametrize(
     ("name", "inside"),
     [
-        ("lo", True),
-        ("docker0", True),
-        ("virbr0", True),
-        ("virbr0-nic", True),
-        ("br-1a2b3c4d5e6f", True),
-        ("veth1", True),
-    ]
-    + [("eth0", False), ("br0", False), ("ens3", False), ("bond0", False), ("ib0", False), ("hsn0", False)],
+        *((name, True) for name in ("lo", "docker0", "virbr0", "virbr0-nic", "br-1a2b3c4d5e6f", "veth1", "cni0")),
+        *((name, False) for name in ("eth0", "br0", "ens3", "bond0", "ib0", "hsn0")),
+    ],
 )
 def test_which_interfaces_lead_nowhere(name: str, inside: bool) -> None:
     assert bool(network.INSIDE.fullmatch(name)) is inside

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fuelrun.launch.engine import Death
-from fuelrun.launch.records import RankRecord
+from fuelrun.launch.records import Loss, RankRecord
 from fuelrun.launch.verdict import Ending, Verdict, judge
 
 
@@ -84,3 +86,33 @@ def test_mpi_abort_counts_though_mpich_lets_scripts_go_on_after_it() -> None:
 
 def test_the_users_signal_comes_before_all_else() -> None:
     assert judge(Ending(2, records(r0=0, r1=1), stopped_by=2)) == Verdict(130, final=True)
+
+
+def loss(rank: int, when: float, host: str = "n2", **facts) -> Loss:
+    return Loss(rank, 100 + rank, host, facts.pop("silent", False), when, when, **facts)
+
+
+def test_a_machine_that_is_silent_is_named_with_its_ranks_and_the_last_word() -> None:
+    silent = (loss(1, 50.0, silent=True), loss(3, 50.2, silent=True))
+    verdict = judge(Ending(4, records(r0=None, r1=None, r2=None, r3=None), losses=silent, heartbeat=10))
+    assert (verdict.code, verdict.lost_hosts) == (1, ("n2",))
+    assert verdict.message.startswith("n2 gave no sign of life for 10 s, with ranks 1 and 3 of 4 on it (last word at ")
+
+
+def test_a_rank_on_another_machine_that_went_first_is_the_cause_of_later_errors() -> None:
+    found = Ending(3, records(r1=1, r0=None, r2=None), losses=(loss(2, -1.0), loss(0, 1.0, "n1")), code=255)
+    verdict = judge(found)
+    assert verdict.code == 1
+    assert verdict.message.startswith("rank 2 of 3 (process 102) ended without a word: killed, crashed")
+    assert judge(replace(found, death=Death(signal=9))).code == 137
+
+
+def test_what_a_rank_noticed_before_it_went_explains_most() -> None:
+    lost = (loss(0, 1.0, "n1"), loss(1, 2.0, note="the launcher's process there (prted) is gone"))
+    verdict = judge(Ending(2, records(r0=None, r1=None), gone=(0,), losses=lost, lost=Death(0), lost_at=1.0))
+    assert verdict.message.startswith("rank 1 of 2 (process 101) ended without a word: the launcher's process there")
+
+
+def test_a_failure_comes_before_the_ranks_that_went_with_it() -> None:
+    found = Ending(2, records(r1=5, r0=None), losses=(loss(0, 3.0),))
+    assert judge(found) == Verdict(5, "rank 1 of 2 failed: reason 5")
