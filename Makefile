@@ -79,6 +79,7 @@ test-mpich: $(MPICH_VENV)/test.stamp
 	@$(begin_parts); \
 	for n in $(RANKS); do part "MPI tests, MPICH, $$n ranks" on_ranks $(MPICH_VENV) $$n; done; \
 	part "random programs and kills, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/stress $(PYTEST_OPTIONS); \
+	part "two machines, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/hosts -k "add_up or daemon or cable" $(PYTEST_OPTIONS); \
 	report
 
 stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
@@ -86,6 +87,7 @@ stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
 	export FUEL_STRESS_PROGRAMS=$(PROGRAMS) FUEL_STRESS_KILLS=$(KILLS) FUEL_STRESS_SEED=$(SEED); \
 	for venv in $(VENV) $(MPICH_VENV); do \
 	    part "random programs and kills, $$venv" $$venv/bin/python -m pytest -s tests/stress $(PYTEST_OPTIONS); \
+	    part "two machines, $$venv" env FUEL_STRESS_HOSTS=10 $$venv/bin/python -m pytest tests/hosts $(PYTEST_OPTIONS); \
 	done; \
 	part "placement, many searches" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/topology/test_placement.py $(PYTEST_OPTIONS); \
 	for passes in none $(addprefix -,$(PASSES)); do \

@@ -212,6 +212,7 @@ _LAUNCHERS: tuple[_Launcher, ...] = (
     _srun("srun --mpi=pmix", "PMIX_RANK"),
     _srun("srun --mpi=pmi2", "PMI_RANK"),
     _srun("srun --mpi=none"),
+    _Launcher("IBM POE", markers=("MP_CHILD", "MP_PROCS"), rank=("MP_CHILD",), size=("MP_PROCS",)),
     _Launcher("Cray ALPS", markers=("ALPS_APP_PE",), rank=("ALPS_APP_PE",)),
     _Launcher(
         "MPICH (gforker)",
@@ -280,7 +281,7 @@ def _evidence(launcher: _Launcher, environ: Environ) -> Iterator[tuple[str, str]
 _OF_A_RANK = (  # a text: ranks that start nothing need not compile it
     r"(PMIX|PRTE)_(?!MCA_).*|(PMI|HYDI|HYDRA_BSTRAP|PALS|JSM|MV2_COMM_WORLD|MVP_COMM_WORLD)_.*"
     r"|(OMPI_COMM_WORLD|OMPI_WORLD|SLURM_STEP|FLUX_TASK)_.*"
-    r"|MPI_LOCAL(RANKID|NRANKS)|SLURM_(PROCID|LOCALID|STEPID)"
+    r"|MPI_LOCAL(RANKID|NRANKS)|MP_CHILD|SLURM_(PROCID|LOCALID|STEPID)"
     r"|OMPI_(ARGV|COMMAND|FILE_LOCATION|LIBDIR_LOC|NUM_APP_CTX|TOOL_NAME|UNIVERSE_SIZE|VERSION|APP_CTX_NUM_PROCS"
     r"|FIRST_RANKS|MCA_PREFIXES|MCA_cpu_type|MCA_initial_wdir|MCA_num_procs|MCA_ess_base_.*|MCA_orte_.*)"
 )

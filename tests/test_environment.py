@@ -65,6 +65,7 @@ LAUNCHERS = {
     },
 }
 SIZE_ONLY = {
+    "IBM POE": {"MP_CHILD": "1", "MP_PROCS": "3"},
     "Cray PALS": {"PALS_APID": "x", "PALS_RANKID": "1", "PALS_LOCAL_RANKID": "1", "PMI_RANK": "1", "PMI_SIZE": "3"},
     "Flux": {
         "FLUX_TASK_RANK": "1",

@@ -28,7 +28,9 @@ subprocess.Popen(["sleep", "500"], start_new_session=True)
 with open(f"up-{world.rank}", "w") as file: file.write(str(os.getpid()))
 while True: world.all_reduce(ft.ones(1000)).numpy()
 """
-HEARTBEAT_S = 3
+HEARTBEAT_S = 2
+LONG = os.environ.get("FUEL_STRESS_HOSTS")  # all signals, and all losses many times over
+TIMES = int(LONG or 1)
 
 
 def test_ranks_on_two_machines_add_up_and_know_their_places(network) -> None:
@@ -80,7 +82,8 @@ def status(pid: int, what: str) -> list[str]:
     return next(line.split()[1:] for line in lines if line.startswith(f"{what}:"))
 
 
-def test_a_rank_that_is_killed_on_the_other_machine(network) -> None:
+@pytest.mark.parametrize("time_of_many", range(TIMES))
+def test_a_rank_that_is_killed_on_the_other_machine(network, time_of_many: int) -> None:
     process = start(network)
     os.kill(rank_1_on_the_second(network), signal.SIGKILL)
     code, err = ends(network, process, within=5)
@@ -90,7 +93,8 @@ def test_a_rank_that_is_killed_on_the_other_machine(network) -> None:
     assert re.search(r"fuelrun: (rank 1|ranks 1 and 2) of 3 .*on second", err), err
 
 
-def test_the_launchers_daemon_on_the_other_machine_is_killed(network) -> None:
+@pytest.mark.parametrize("time_of_many", range(TIMES))
+def test_the_launchers_daemon_on_the_other_machine_is_killed(network, time_of_many: int) -> None:
     """mpirun of Open MPI calls it a success, mpiexec of MPICH waits for ever."""
     process = start(network)
     (daemon,) = status(rank_1_on_the_second(network), "PPid")
@@ -101,7 +105,8 @@ def test_the_launchers_daemon_on_the_other_machine_is_killed(network) -> None:
     assert f"on second ended without a word: the launcher's process there ({name}) is gone" in err
 
 
-def test_everything_on_the_other_machine_is_killed(network) -> None:
+@pytest.mark.parametrize("time_of_many", range(TIMES))
+def test_everything_on_the_other_machine_is_killed(network, time_of_many: int) -> None:
     process = start(network)
     for pid in network.living(network.machines[1]):
         os.kill(pid, signal.SIGKILL)
@@ -110,7 +115,8 @@ def test_everything_on_the_other_machine_is_killed(network) -> None:
     assert "on second" in err
 
 
-def test_the_cable_is_cut(network) -> None:
+@pytest.mark.parametrize("time_of_many", range(TIMES))
+def test_the_cable_is_cut(network, time_of_many: int) -> None:
     process = start(network)
     network.cut()
     code, err = ends(network, process, within=HEARTBEAT_S + 6)
@@ -127,7 +133,7 @@ def test_fuelrun_is_killed(network) -> None:
     assert network.left_after(6) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM] if LONG else [signal.SIGTERM])
 def test_a_signal_reaches_ranks_on_both_machines(network, number: int) -> None:
     script = f"""
 import signal, sys
