@@ -72,7 +72,7 @@ def flavour(text: str) -> str | None:
 
 def _version(text: str) -> str:
     found = re.search(
-        r"(?:\(Open ?MPI\)|Version:?|Open MPI v|prterun \(PRRTE\)|Build)\s*(\d[\w.]*)", text, re.IGNORECASE
+        r"(?:\(Open ?MPI\)|MPI Library|Version:?|Open MPI v|prterun \(PRRTE\)|Build)\s*(\d[\w.]*)", text, re.IGNORECASE
     )
     return found[1] if found else ""
 

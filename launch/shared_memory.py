@@ -33,6 +33,7 @@ _ONE_OF_A_RANK = re.compile(r"((?:sm|vader)_segment\..*\.)\d+")  # Open MPI: hos
 
 _LOOKS_S = 0.1  # between two looks at ranks that have not initialised MPI
 _RARE_LOOKS_S = 2.0  # the same, of a job that seems to have no MPI
+_RANKS_LOOK_S = 0.5  # between two looks at whether ranks live
 _RANKS_END_S = 3.0  # how long the ranks may outlive their launcher
 
 
@@ -96,10 +97,12 @@ def _of_nobody(names: list[str], since: float, until: float) -> list[str]:
 def remove_after(launcher: int, job_id: str = "") -> None:
     """Leaves a process behind that waits for the end of `launcher`, our parent, and then removes what its ranks left.
 
-    With the id of a job its processes are ended, too.
+    With the id of a job its processes are ended, too, and then it is enough that all ranks are gone: what they left in
+    the background keeps Hydra's proxy waiting.
 
     To be called before this process has any thread or connection of its own.
     """
+    ranks_are_enough = bool(job_id) and launcher == os.getppid()
     if not FOLDER.is_dir() or not hasattr(os, "pidfd_open"):
         return
     try:
@@ -115,7 +118,7 @@ def remove_after(launcher: int, job_id: str = "") -> None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
             _let_go()
-            _wait_and_remove(launcher, job_id)
+            _wait_and_remove(launcher, job_id, ranks_are_enough)
     finally:
         os._exit(0)
 
@@ -131,23 +134,32 @@ def _let_go() -> None:
         Path("/proc/self/comm").write_text(NAME)
 
 
-def _wait_and_remove(launcher: int, job_id: str) -> None:
+def _wait_and_remove(launcher: int, job_id: str, ranks_are_enough: bool) -> None:
     files = SharedFiles()
     files.since = time.time() - 1.0  # other ranks may have come a little earlier
     ranks: set[int] = set()
     end = select.poll()
     end.register(os.pidfd_open(launcher), select.POLLIN)
     pause = _LOOKS_S
-    while not end.poll(None if files.names else pause * 1000):
+    while not end.poll(_RANKS_LOOK_S * 1000 if ranks_are_enough else None if files.names else pause * 1000):
         ranks.update(_children(launcher))
         files.note(ranks)
+        if ranks_are_enough and ranks and not any(_lives(rank) for rank in ranks):
+            break
         pause = min(pause * 1.02, _RARE_LOOKS_S)
     deadline = time.monotonic() + _RANKS_END_S
-    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < deadline:
+    while any(_lives(rank) for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.02)
     if job_id:
         processes.send(processes.of_job(job_id), signal.SIGKILL)
     files.remove(failed=True)
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process is there and more than a zombie."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def _children(pid: int) -> list[int]:

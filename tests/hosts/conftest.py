@@ -179,7 +179,8 @@ def network(tmp_path: Path, why_no_namespaces: str) -> Iterator[Network]:
 
 
 def _machine(name: str, address: str, cable: str) -> Machine:
-    start = f"hostname {name}; mount -t sysfs sysfs /sys; exec sleep 1000"
+    # Who ignores SIGCHLD leaves no zombies, as the first process of a machine should.
+    start = f"hostname {name}; mount -t sysfs sysfs /sys; trap '' CHLD; exec sleep 1000"
     init = subprocess.Popen(
         ["unshare", *SPACES, "--fork", "--mount-proc", "--kill-child", "sh", "-c", start],
         stdin=subprocess.DEVNULL,

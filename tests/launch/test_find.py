@@ -84,3 +84,8 @@ def test_the_librarys_path_is_known() -> None:
     path = find.library().path
     assert path is not None
     assert path.exists()
+
+
+def test_intel_mpis_library_tells_its_version() -> None:
+    library = Library("4.1", "Intel(R) MPI Library 2021.18.1 for Linux* OS", None)
+    assert (library.flavour, library.version) == ("Intel MPI", "2021.18.1")
