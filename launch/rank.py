@@ -185,6 +185,7 @@ def _end_with_the_launcher(supervisor: str, reporting: Reporting | None) -> None
     watched = [os.getppid()]
     if (pid := _pid_here(supervisor)) is not None:
         watched.append(pid)
+        reporting = None  # of what happens here fuelrun knows more
     me, daemon = os.getpid(), processes.name_of(watched[0])
 
     def wait() -> None:

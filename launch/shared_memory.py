@@ -143,7 +143,8 @@ def _wait_and_remove(launcher: int, job_id: str, ranks_are_enough: bool) -> None
     pause = _LOOKS_S
     while not end.poll(_RANKS_LOOK_S * 1000 if ranks_are_enough else None if files.names else pause * 1000):
         ranks.update(_children(launcher))
-        files.note(ranks)
+        if not files.names:
+            files.note(ranks)
         if ranks_are_enough and ranks and not any(_lives(rank) for rank in ranks):
             break
         pause = min(pause * 1.02, _RARE_LOOKS_S)

@@ -47,7 +47,7 @@ def test_a_number_of_ranks_in_a_file_starts_them_but_not_inside_of_a_job(fuelrun
     ("text", "said"),
     [
         ("rank = 2", "there is no option 'rank'; did you mean ranks?"),
-        ("xyzzy = 2", "there is no option 'xyzzy'; the keys are bind, env, grace,"),
+        ("xyzzy = 2", "there is no option 'xyzzy'; the keys are bind, engine, env, grace,"),
         ("ranks = 'two'", "fuelrun.toml: ranks: -n takes the number of ranks, a whole number of at least 1; got 'two'"),
         ("quiet = 1", "quiet = 1: expected true or false"),
         ("mpi-args = 1", "mpi-args = 1: expected a list of texts"),
