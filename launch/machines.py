@@ -20,6 +20,7 @@ from fuelrun.launch.hosts import as_variable, is_here
 from fuelrun.launch.network import Choice
 from fuelrun.launch.processes import JOB_ID
 from fuelrun.launch.rank import CHANNEL, HEARTBEAT, SUPERVISOR
+from fuelrun.launch.restart import RESTART
 
 # What makes Python find its packages, what tunes the libraries below a rank, and our own. Everything else (HOME,
 # TMPDIR, DISPLAY, credentials) is the other machine's.
@@ -29,7 +30,7 @@ _FORWARDED = re.compile(
     r"|NCCL_|RCCL_|GLOO_|CUDA_|HIP_|ROCR_|HSA_|TORCH_).*"
 )
 _OF_ONE_PROCESS = re.compile(r"FUEL_(?:JOB_DIR|RANK_PID|POSITION|MPIRUN|LAUNCH_AGENT)")
-_SET_AT_THE_START = (JOB_ID, SUPERVISOR, CHANNEL, HEARTBEAT)
+_SET_AT_THE_START = (JOB_ID, SUPERVISOR, CHANNEL, HEARTBEAT, RESTART)
 _DEALS = re.compile(r"-+(map-?by|rank-?by|rankfile|by(node|slot)|ppn|perhost|rr|N|npernode)")  # options of an mpirun
 _PYTHON = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PLACES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "WISHED")
+PLACES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "WISHED", "FUEL_RESTART")
 SUMS = f"""
 import json, os, socket, sys
 import fuel_parallel as fp, fuel_parallel.lazy as ft
@@ -40,9 +40,9 @@ def test_ranks_on_two_machines_add_up_and_know_their_places(network) -> None:
     said = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda words: words[-1][0])
     common = [6.0, 6.0, str(network.folder), ["one argument"]]
     assert said == [
-        ["first", *common, ["0", "0", "1", "0", "10.77.0.1", "2"]],
-        ["second", *common, ["1", "0", "2", "1", "10.77.0.1", "2"]],
-        ["second", *common, ["2", "1", "2", "1", "10.77.0.1", "2"]],
+        ["first", *common, ["0", "0", "1", "0", "10.77.0.1", "2", "0"]],
+        ["second", *common, ["1", "0", "2", "1", "10.77.0.1", "2", "0"]],
+        ["second", *common, ["2", "1", "2", "1", "10.77.0.1", "2", "0"]],
     ]
     assert network.left_after(1) == []
 
