@@ -194,6 +194,13 @@ def train(job: Job, world: fp.Communicator) -> None:
     say(f"{size:,} parameters, {len(job.training):,} characters, {world.world_size} rank(s)")
     if done:
         say(f"going on after step {done}, from {job.checkpoint}")
+    step = done
+
+    def save(background: bool = False) -> None:
+        if job.checkpoint:
+            checkpoint.save(job.checkpoint, state, step=step, comm=world, keep=job.keep, background=background)
+
+    notice = fp.on_preempt(save, comm=world) if job.checkpoint else None
     bar = fp.progress(range(done + 1, job.steps + 1), description="training")
     for step in bar:
         began = time.perf_counter()
@@ -209,10 +216,12 @@ def train(job: Job, world: fp.Communicator) -> None:
         if job.metrics:
             record = {"step": step, "loss": loss.item(), "tokens_per_s": speed}
             print(json.dumps(record), file=job.metrics, flush=True)
-        if job.checkpoint and (step == job.steps or step % job.every == 0):
-            checkpoint.save(job.checkpoint, state, step=step, comm=world, keep=job.keep, background=True)
+        if step == job.steps or step % job.every == 0:
+            save(background=True)
         if step == job.steps or step % max(job.steps // 8, 50) == 0:
             say(f"step {step}: held-out loss {held_out_loss(job, model, world):.4f} nats a character")
+        if notice:
+            notice.check()
     if job.sample:
         say(sample(job, model, generator))
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from fuel_parallel import checkpoint
+from fuel_parallel.environment import without_launcher
 
 Start = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -44,6 +50,34 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(ranks: int | None, st
     assert "going on after step 9, from run\n" in resumed.stdout
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert ending(resumed) == ending(whole) != ""
+
+
+def test_a_run_that_made_room_goes_on_with_the_same_bits(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    long = ("train_gpt.py", *TINY, "--steps", 80)
+    whole = start(*long, ranks=2, folder=tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    script = Path(__file__).parent.parent.parent / "examples" / "train_gpt.py"
+    words = [*map(str, long[1:]), "--checkpoint", "run", "--every", "1000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fuelrun", "-n", "2", str(script), *words],
+        cwd=tmp_path,
+        env=without_launcher(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3) and process.poll() is None:
+        time.sleep(0.005)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert checkpoint.steps(tmp_path / "run") == [len(losses(tmp_path))]
+    resumed = start(*long, *words[-4:], ranks=2, folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert losses(tmp_path) == losses(tmp_path / "whole")
 
 
 def test_more_ranks_go_on_from_what_fewer_saved(start: Start, tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ MODEL = ("--dim", "32", "--layers", "1", "--heads", "2", "--context", "8", "--ba
 RUN = ("--metrics", "metrics.jsonl", "--checkpoint", "run", "--every", str(EVERY), "--keep", str(KEEP))
 
 
-def start(folder: Path) -> Job:
+def start(folder: Path, *options: str) -> Job:
     mark = f"{folder}-{time.monotonic_ns()}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "fuelrun", "-q", "-n", "2", str(SCRIPT), *MODEL, *RUN, "--steps", str(STEPS)],
+        [sys.executable, "-m", "fuelrun", "-q", "-n", "2", *options, str(SCRIPT), *MODEL, *RUN, "--steps", str(STEPS)],
         cwd=folder,
         env={**without_launcher(os.environ), "STRESS_KILL": mark},
         stdin=subprocess.DEVNULL,
@@ -123,3 +123,36 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_never_was(tmp_pat
         f"{kills} kills in {runs} runs of {longest:.1f} s, {inside} of them between two checkpoints, "
         f"at step {statistics.median(reached or [0]):.0f} (median)"
     )
+
+
+@pytest.mark.timeout(120 + 20 * KILLS)
+def test_fuelrun_itself_starts_again_what_was_killed(tmp_path: Path) -> None:
+    """From the first step on: a job that dies before it is not started again."""
+    rng = random.Random(f"{SEED} restarts")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    code, err = ended(start(whole))
+    assert code == 0, err
+    expected = losses(whole)
+    steps_s = 0.0
+    restarts, times = 0, []
+    for run in range(1 + KILLS):
+        folder = tmp_path / f"run-{run}"
+        folder.mkdir()
+        begin = time.monotonic()
+        job = start(folder, "--max-restarts", "3")
+        metrics = folder / "metrics.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size) and job.process.poll() is None:
+            time.sleep(0.005)
+        first = time.monotonic()
+        killed = run > 0 and kill_at(rng, job, rng.uniform(0, steps_s))  # the first run tells how long the steps take
+        code, err = ended(job)
+        assert code == 0, err
+        assert losses(folder) == expected
+        assert checkpoint.verify(folder / "run") == {}
+        if run == 0:
+            steps_s = time.monotonic() - first
+        restarts += "restart 1 of 3" in err
+        if killed:
+            times.append(time.monotonic() - begin)
+    print(f"{KILLS} runs, {restarts} of them started again, {statistics.median(times or [0]):.1f} s each (median)")
