@@ -67,9 +67,18 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(record["step"], record["loss"]) for record in records]
 
 
-def kill_at(rng: random.Random, job: Job, moment: float) -> bool:
-    """Kills a rank after so many seconds; False if the job was through by then."""
-    time.sleep(moment)
+def kill_one(rng: random.Random, job: Job, run: Path, longest: float) -> bool:
+    """Kills a rank at some moment; False if the job was through by then.
+
+    Two times in three that is soon after the job has saved something, for much of its time is its start.
+    """
+    if rng.random() < 2 / 3:
+        before = checkpoint.steps(run)
+        while checkpoint.steps(run) == before and job.process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, longest / 8))
+    else:
+        time.sleep(rng.uniform(0.2, longest))
     while not (found := ranks_of(job)):
         if job.process.poll() is not None:
             return False
@@ -99,7 +108,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_never_was(tmp_pat
         newest = 0
         for _ in range(min(KILLS_A_RUN, KILLS - kills)):
             job = start(folder)
-            killed = kill_at(rng, job, rng.uniform(0.2, longest))
+            killed = kill_one(rng, job, folder / "run", longest)
             code, err = ended(job)
             if not killed or code == 0:
                 assert code == 0, err
