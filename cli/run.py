@@ -7,8 +7,9 @@ import shlex
 import shutil
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -19,6 +20,10 @@ from fuel_parallel.errors import LaunchError
 from fuelrun import defaults, settings
 from fuelrun.launch.script import Script
 from fuelrun.option_types import Count, Seconds, Threads
+
+if TYPE_CHECKING:
+    from fuelrun.launch.allocation import Allocation
+    from fuelrun.launch.plan import Options, Plan
 
 
 class RunCommand(click.Command):
@@ -116,7 +121,8 @@ def run(
 ) -> int:
     """Run SCRIPT on N ranks. What follows SCRIPT belongs to the script.
 
-    Without -n, one rank runs in this process; inside mpirun or srun, this process becomes its rank.
+    Without -n, one rank runs in this process; inside mpirun or srun, this process becomes its rank. In a batch job or
+    shell of SLURM, as many ranks as it has tasks are started on its nodes.
     """
     target = Script(script, arguments, module)
     claim = environment.detect()
@@ -127,15 +133,17 @@ def run(
         _refuse_to_nest(claim, ranks if said else None)
     for name in defaults.strange_variables(context.command) if not quiet else ():
         click.echo(f"fuelrun: {name} is set, but there is no such option; see fuelrun --help", err=True)
+    allocation = None if inside else _slurm_job(quiet)
+    ranks = _number_of_ranks(ranks, context, allocation)
     _check(target)
     trace_to = _prepare_trace(trace) if trace else None
     of_ranks = {
         **settings.of_variables(variables),
         **settings.of_watching(timeout, log_dir, trace_to),
         **settings.of_binding(bind),
-        **settings.of_mesh(mesh, topology, None if inside else ranks or 1),
+        **settings.of_mesh(mesh, topology, None if inside else ranks),
     }
-    if inside or (ranks or 1) == 1:
+    if inside or (ranks == 1 and (allocation is None or allocation.holds_this_machine(os.environ))):
         from fuelrun.launch.rank import become_rank, rank_command
 
         if dry_run:
@@ -158,7 +166,10 @@ def run(
         # Both: a rank that draws on the terminal prints there as well, and what is printed may belong into a file.
         terminal=shutil.get_terminal_size().columns if os.isatty(1) and os.isatty(2) else None,
     )
-    plan = make_plan(find_engine(mpirun), target, ranks or 1, options)
+    if allocation is None:
+        plan = make_plan(find_engine(mpirun), target, ranks, options)
+    else:
+        plan = _plan_in_job(allocation, mpirun, target, ranks, options)
     if dry_run:
         click.echo(plan.shell_line())
         return 0
@@ -174,10 +185,49 @@ def run(
     if verdict.message:
         click.echo(f"fuelrun: {verdict.message}", err=True)
     if trace_to:
-        outcome = _gather_traces(trace_to, ranks or 1)
+        outcome = _gather_traces(trace_to, ranks)
         if not quiet:
             click.echo(f"fuelrun: {outcome}", err=True)
+    if allocation is not None and verdict.code:
+        from fuelrun.launch.preemption import requeue_if_preempted
+
+        requeue_if_preempted(allocation, os.environ, tell=lambda text: click.echo(f"fuelrun: {text}", err=True))
     return verdict.code
+
+
+def _slurm_job(quiet: bool) -> Allocation | None:
+    """The job around us. What is left over from one that has ended is taken out of the environment."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    from fuelrun.launch import allocation
+
+    found, note = allocation.find(os.environ)
+    if note:
+        if not quiet:
+            click.echo(f"fuelrun: {note}", err=True)
+        kept = allocation.without_job(os.environ)
+        for name in set(os.environ) - set(kept):
+            del os.environ[name]
+    return found
+
+
+def _number_of_ranks(ranks: int | None, context: click.Context, allocation: Allocation | None) -> int:
+    """As many as were asked for, else the job's tasks, else one. In a job, a number from a file does not count."""
+    if allocation is None:
+        return ranks or 1
+    if ranks is None or context.get_parameter_source("ranks") is ParameterSource.DEFAULT_MAP:
+        return allocation.tasks
+    allocation.check(ranks)
+    return ranks
+
+
+def _plan_in_job(allocation: Allocation, mpirun: str | None, target: Script, ranks: int, options: Options) -> Plan:
+    from fuelrun.launch.plan import make_plan
+    from fuelrun.launch.srun import engine_in
+
+    engine, reason = engine_in(allocation, mpirun, os.environ)
+    plan = make_plan(engine, target, ranks, options, allocation)
+    return replace(plan, details=(*plan.details, f"not srun: {reason}")) if reason else plan
 
 
 def _prepare_trace(name: str) -> Path:

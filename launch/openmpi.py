@@ -34,6 +34,7 @@ class OpenMpi:
     version: str
     name: str = "Open MPI"
     banners: tuple[Banner, ...] = _BANNERS
+    starts_steps: bool = False
 
     def command(self, job: Job) -> list[str]:
         """No rank is bound to a core: Open MPI would put two jobs on one machine onto the same cores.

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fuel_parallel.environment import without_launcher
+from fuelrun.launch import allocation as slurm
 from fuelrun.launch import rendezvous
+from fuelrun.launch.allocation import Allocation
 from fuelrun.launch.engine import Engine, Job
 from fuelrun.launch.processes import cores
 from fuelrun.launch.rank import TAG_OUTPUT, THREADS, rank_command
@@ -53,6 +55,7 @@ class Plan:
         options: The user's wishes.
         notes: What the user should know about it, one line each.
         details: What only `--verbose` tells.
+        told_by_slurm: The ranks are a step of SLURM, which sends them SIGTERM itself when it ends the job.
     """
 
     engine: Engine
@@ -63,6 +66,7 @@ class Plan:
     options: Options = field(default_factory=Options)
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
+    told_by_slurm: bool = False
 
     def shell_line(self) -> str:
         """The plan as one line for a shell. Run by hand it starts the same ranks, with nobody watching them."""
@@ -70,9 +74,11 @@ class Plan:
         return shlex.join([*(("env", *added) if added else ()), *self.command])
 
 
-def make_plan(engine: Engine, script: Script, ranks: int, options: Options) -> Plan:
-    """How `engine` would start `script` on this host."""
-    available = cores()
+def make_plan(
+    engine: Engine, script: Script, ranks: int, options: Options, allocation: Allocation | None = None
+) -> Plan:
+    """How `engine` would start `script`: on this host, or on the nodes of the SLURM job around us."""
+    available = cores() if allocation is None else sum(allocation.cpus)
     job = Job(
         ranks=ranks,
         command=tuple(rank_command(script)),
@@ -84,22 +90,30 @@ def make_plan(engine: Engine, script: Script, ranks: int, options: Options) -> P
         added[THREADS] = options.threads
     if options.tag_output:
         added[TAG_OUTPUT] = "1"
-    added |= rendezvous.of_this_machine(os.environ)
+    environ = without_launcher(os.environ)
+    if allocation is None:
+        added |= rendezvous.of_this_machine(os.environ)
+    else:
+        added |= rendezvous.of_nodes(allocation.nodes, allocation.job_id, os.environ)
+        environ = slurm.environ_for_job(environ, ranks, allocation)
     added |= options.settings
     if options.terminal is not None:
         added[TERMINAL] = str(options.terminal)
     notes, details = [], [f"{engine.name} {engine.version}: {engine.mpirun}"]
     if job.shared_cores:
         notes.append(f"{ranks} ranks share {available} core{'s' if available > 1 else ''}: correct, but slow")
+    if allocation is not None:
+        details.append(allocation.describe())
     if "OMPI_ALLOW_RUN_AS_ROOT" in added:
         details.append("Open MPI refuses to run as root; OMPI_ALLOW_RUN_AS_ROOT is set for it")
     return Plan(
         engine=engine,
         ranks=ranks,
         command=tuple(engine.command(job)),
-        environ=without_launcher(os.environ),
+        environ=environ,
         added=added,
         options=options,
         notes=tuple(notes),
         details=tuple(details),
+        told_by_slurm=engine.starts_steps,
     )

@@ -44,6 +44,7 @@ _MISSED_S = 2.0  # how long the others may take after a rank has left for good
 _DRAIN_S = 1.0  # how long output may still come after mpirun has ended
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_SLURM_ENDS_S = 2.0  # SLURM's SIGTERM to a whole job comes right after a SIGCONT
 
 
 class _Stage(enum.IntEnum):
@@ -73,7 +74,7 @@ class _Signals:
         for end in (self.fd, self._wake):
             os.set_blocking(end, False)
         self._earlier_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        for number in (*_STOPPING, *_PASSED_ON, signal.SIGCHLD):
+        for number in (*_STOPPING, *_PASSED_ON, signal.SIGCONT, signal.SIGCHLD):
             if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:  # nohup stays nohup
                 self._earlier[number] = signal.signal(number, self._note)
         return self
@@ -120,6 +121,7 @@ class _Supervision:
         self._deserters: list[int] = []
         self._stopped_by: int | None = None
         self._notice_at: float | None = None
+        self._continued_at = -_SLURM_ENDS_S
         self._death: Death | None = None
         self._seen_death: Death | None = None  # for when mpirun does not tell
         self._lost: Death | None = None  # the first rank of this host that ended, and when that was seen
@@ -195,7 +197,10 @@ class _Supervision:
                         self._open_pipes -= 1
                 for fd, noise in self._noise.items():
                     self._write(fd, noise.overdue())
-                for number in self._signals.take():
+                taken = self._signals.take()
+                if signal.SIGCONT in taken:
+                    self._continued_at = time.monotonic()
+                for number in taken:
                     self._signal(number)
                 status = self._mpirun.poll()
                 if status is None:
@@ -324,6 +329,8 @@ class _Supervision:
 
     def _signal(self, number: int) -> None:
         self._look()
+        if number == signal.SIGCONT:
+            return
         if number in _PASSED_ON:
             processes.send(self._ranks_here(), number)
         elif self._stopped_by is None:
@@ -334,13 +341,18 @@ class _Supervision:
     def _stop(self, reason: int, number: int) -> None:
         """Ask every rank to end, by signal `number`."""
         self._stopped_by = reason
-        processes.send(self._ranks_here(), number)
+        if not (number == signal.SIGTERM and self._told_by_slurm()):
+            processes.send(self._ranks_here(), number)
         # Before all ranks are up there is no script yet that could want the time.
         grace = self._plan.options.grace if len(self._records) == self._plan.ranks else 0.2
         if self._stage < _Stage.TERMINATED:
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + grace
             if reason == signal.SIGINT and grace > 1:
                 self._notice_at = time.monotonic() + 0.8
+
+    def _told_by_slurm(self) -> bool:
+        """Whether SLURM is ending the job: then the ranks have got this signal from it, and are not to get it twice."""
+        return self._plan.told_by_slurm and time.monotonic() - self._continued_at < _SLURM_ENDS_S
 
     def _push(self) -> None:
         """When the time for the last step is over, take the next."""
