@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuel_parallel.errors import LaunchError
 
@@ -38,6 +38,7 @@ class Allocation:
         cpus: Cores of each node.
         cpus_per_task: Cores of a rank; None when nobody has said.
         gpus_per_node: GPUs of each node that the job may use; 0 for none.
+        gpus_per_task: They were asked for by --gpus-per-task, so each rank sees its own only.
         in_step: This shell is a step itself (`srun --pty bash`) and holds the job's cores.
     """
 
@@ -48,6 +49,7 @@ class Allocation:
     cpus: tuple[int, ...] = ()
     cpus_per_task: int | None = None
     gpus_per_node: int = 0
+    gpus_per_task: bool = False
     in_step: bool = False
 
     def nodes_for(self, ranks: int) -> int:
@@ -79,6 +81,15 @@ class Allocation:
 
         return str(NodeSet.fromlist(self.nodes))
 
+    def advice(self) -> list[str]:
+        """What could be better, a line each."""
+        if not self.gpus_per_task:
+            return []
+        return [
+            "--gpus-per-task shows each rank its own GPU only, so that ranks of a node cannot reach each other's "
+            "memory; ask SLURM for --gpus-per-node instead"
+        ]
+
     def describe(self) -> str:
         """In words, for notes."""
         return f"SLURM job {self.job_id}: {len(self.nodes)} nodes ({self.node_list()}), {self.tasks} tasks"
@@ -96,21 +107,24 @@ def read(environ: Mapping[str, str]) -> Allocation | None:
     for name in ("SLURM_HET_SIZE", "SLURM_PACK_SIZE"):
         if name in environ:
             raise LaunchError(
-                f"SLURM job {job_id} is heterogeneous ({name}={environ[name]} components): neither fuelrun nor an mpirun "
+                f"SLURM job {job_id} is heterogeneous ({name}={environ[name]} components): neither fuelrun nor mpirun "
                 "can start ranks there; let srun do it: `srun --het-group=0,1 --mpi=pmix fuelrun train.py`"
             )
     hosts = _expand(nodes)
     slots = _repeated(environ, "SLURM_TASKS_PER_NODE", len(hosts)) or (1,) * len(hosts)
+    cpus = _repeated(environ, "SLURM_JOB_CPUS_PER_NODE", len(hosts)) or slots
     step = environ.get("SLURM_STEP_ID", "")
+    in_step = step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
     allocation = Allocation(
         job_id=job_id,
         nodes=hosts,
         tasks=0,
-        slots=slots,
-        cpus=_repeated(environ, "SLURM_JOB_CPUS_PER_NODE", len(hosts)) or slots,
-        cpus_per_task=_number(environ, "SLURM_CPUS_PER_TASK"),
+        slots=cpus if in_step else slots,  # of a step, the variables tell what it has itself: one task
+        cpus=cpus,
+        cpus_per_task=None if in_step else _number(environ, "SLURM_CPUS_PER_TASK"),
         gpus_per_node=_gpus(environ, slots[0]),
-        in_step=step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP,
+        gpus_per_task="SLURM_GPUS_PER_TASK" in environ,
+        in_step=in_step,
     )
     return _with_tasks(allocation, environ)
 
@@ -121,7 +135,7 @@ def _with_tasks(allocation: Allocation, environ: Mapping[str, str]) -> Allocatio
     per_node = _number(environ, "SLURM_NTASKS_PER_NODE")
     tasks = _number(environ, "SLURM_NTASKS") or _number(environ, "SLURM_NPROCS")
     tasks = tasks or nodes * (per_node or allocation.gpus_per_node or 1)
-    return Allocation(**{**allocation.__dict__, "tasks": tasks})
+    return replace(allocation, tasks=tasks)
 
 
 def _gpus(environ: Mapping[str, str], slots: int) -> int:

@@ -104,6 +104,7 @@ def make_plan(
         notes.append(f"{ranks} ranks share {available} core{'s' if available > 1 else ''}: correct, but slow")
     if allocation is not None:
         details.append(allocation.describe())
+        notes += allocation.advice()
     if "OMPI_ALLOW_RUN_AS_ROOT" in added:
         details.append("Open MPI refuses to run as root; OMPI_ALLOW_RUN_AS_ROOT is set for it")
     return Plan(
