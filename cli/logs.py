@@ -63,8 +63,8 @@ def _job(job_id: str, log_dir: str) -> JobInfo | None:
     if _matches(job_id, log_dir):
         return None
     raise LaunchError(
-        f"job {job_id} ({found[0].name}) is {found[0].state}, and SLURM has forgotten its file; there is none that ends "
-        f"in -{job_id}.log in {log_dir} either: name its folder with --log-dir"
+        f"job {job_id} ({found[0].name}) is {found[0].state}, and SLURM has forgotten its file; there is none that "
+        f"ends in -{job_id}.log in {log_dir} either: name its folder with --log-dir"
     )
 
 

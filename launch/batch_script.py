@@ -56,7 +56,7 @@ class BatchScript:
         #SBATCH --nodes=2
         #SBATCH --requeue
         <BLANKLINE>
-        # exec: fuelrun takes this shell's place, gets the signals for the batch script, and passes them on to the ranks.
+        # exec: fuelrun takes this shell's place, gets the signals for the batch script, and passes them on to ranks.
         exec fuelrun 'my train.py'
         <BLANKLINE>
         """

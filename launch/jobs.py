@@ -1,7 +1,7 @@
 """Jobs of SLURM, as squeue, scontrol and sacct tell of them.
 
-squeue knows jobs that wait or run, scontrol also those that ended some minutes ago (MinJobAge), sacct all of them, where
-the cluster keeps accounts. What SLURM does not tell is an empty text.
+squeue knows jobs that wait or run, scontrol also those that ended some minutes ago (MinJobAge), sacct all of them,
+where the cluster keeps accounts. What SLURM does not tell is an empty text.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ def read_scontrol(line: str) -> JobInfo:
 
 
 _KEY = re.compile(
-    r" (JobId|ArrayJobId|ArrayTaskId|JobName|UserId|JobState|Reason|Dependency|Requeue|Restarts|BatchFlag|Reboot|ExitCode"
-    r"|RunTime|TimeLimit|TimeMin|SubmitTime|EligibleTime|AccrueTime|StartTime|EndTime|Deadline|Partition|AllocNode:Sid"
-    r"|ReqNodeList|ExcNodeList|NodeList|BatchHost|NumNodes|NumCPUs|Command|WorkDir|StdErr|StdIn|StdOut|Power|TresPerNode"
-    r"|TresPerTask|Comment|AdminComment|MailUser|MailType|Priority|Nice|Account|QOS)="
+    r" (JobId|ArrayJobId|ArrayTaskId|JobName|UserId|JobState|Reason|Dependency|Requeue|Restarts|BatchFlag|Reboot"
+    r"|ExitCode|RunTime|TimeLimit|TimeMin|SubmitTime|EligibleTime|AccrueTime|StartTime|EndTime|Deadline|Partition|AllocNode:Sid"
+    r"|ReqNodeList|ExcNodeList|NodeList|BatchHost|NumNodes|NumCPUs|Command|WorkDir|StdErr|StdIn|StdOut|Power"
+    r"|TresPerNode|TresPerTask|Comment|AdminComment|MailUser|MailType|Priority|Nice|Account|QOS)="
 )
 """The names that `scontrol show job` uses around those read here. Values may hold blanks, so a blank ends nothing."""
 
@@ -145,8 +145,8 @@ def _from_sacct(job_id: str) -> list[JobInfo]:
     answer = _run("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", f"--format={_OF_SACCT}")
     if answer is None or answer.returncode != 0:
         raise LaunchError(
-            f"squeue and scontrol do not know job {job_id} (any more), and this cluster keeps no accounts that could be "
-            f"asked: {_said(answer)}"
+            f"squeue and scontrol do not know job {job_id} (any more), and this cluster keeps no accounts that could "
+            f"be asked: {_said(answer)}"
         )
     found = []
     for line in answer.stdout.splitlines():
