@@ -193,7 +193,7 @@ def why_stale(allocation: Allocation) -> str:
         return f"there is no squeue here, and {here} is none of its nodes"
     try:
         child = subprocess.run(
-            [squeue, "--noheader", "--jobs", allocation.job_id, "--format=%T %N"],
+            [squeue, "--noheader", "--jobs", allocation.job_id, "--format=%A %T %N"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -204,9 +204,12 @@ def why_stale(allocation: Allocation) -> str:
         return ""
     if child.returncode != 0:
         return "SLURM does not know it any more" if "Invalid job id" in child.stderr else ""
-    state, _, nodes = child.stdout.strip().partition(" ")
-    if not state:
+    # One task of an array has the number of the whole array, so all of them are listed.
+    rows = (line.split() for line in child.stdout.splitlines())
+    row = next((row for row in rows if len(row) > 1 and row[0] == allocation.job_id), None)
+    if row is None:
         return "it has ended"
+    state, nodes = row[1], "".join(row[2:])
     if state not in _ALIVE:
         return f"its state is {state}"
     if nodes and not set(allocation.nodes) <= set(_expand(nodes)):

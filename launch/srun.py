@@ -19,7 +19,6 @@ from fuelrun.launch.engine import Banner, Death, Engine, Job, lines
 from fuelrun.launch.find import MPIRUN, Library, find_engine, library
 
 _OVERLAP = (20, 11)  # since then steps do not share cores unless they say so
-_GPU_BIND = (20, 11)  # its value `none` is not as old as the option
 _BANNERS = (
     Banner(lines(r"srun: (error|launch/slurm|Job step|Terminating|Step|First task|got SIG).*")),
     Banner(lines(r"slurmstepd(-\S+)?: error: +(\*\*\* STEP|mpi/pmix|Step|\*\*\* JOB).*")),
@@ -70,9 +69,9 @@ class Srun:
     def command(self, job: Job) -> list[str]:
         """All that srun would otherwise take from variables is said here, so that those of the job do no harm.
 
-        Cores are bound by the ranks themselves (--cpu-bind=none), which know about devices and NUMA domains, and every
-        rank sees all GPUs of its node (--gpu-bind=none): those that are hidden from it cannot be reached by CUDA IPC.
-        Not so after --gpus-per-task, where a step without that binding has no GPUs at all (measured with 22.05).
+        Cores are bound by the ranks themselves (--cpu-bind=none), which know about devices and NUMA domains. GPUs stay
+        as SLURM gives them: all of the node after --gpus-per-node. `--gpu-bind=none` would not show more but none at
+        all: it leaves CUDA_VISIBLE_DEVICES out (measured with 22.05).
         """
         version = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
         job_here = self.allocation
@@ -82,8 +81,6 @@ class Srun:
         if job_here.cpus_per_task is not None:  # since SLURM 22.05 srun does not take it from sbatch
             words.append(f"--cpus-per-task={job_here.cpus_per_task}")
         words.append("--cpu-bind=none")
-        if job_here.gpus_per_node and not job_here.gpus_per_task and version >= _GPU_BIND:
-            words.append("--gpu-bind=none")
         if job_here.in_step and version >= _OVERLAP:
             words.append("--overlap")
         words += ["--kill-on-bad-exit=1", "--export=ALL", "--input=0"]

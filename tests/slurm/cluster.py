@@ -161,6 +161,17 @@ class Cluster:
                         found.append(int(entry.name))
         return found
 
+    def left_of_jobs(self) -> list[int]:
+        """Those that are no daemons; given a moment to end."""
+
+        def living() -> list[int]:
+            daemons = {daemon.pid for daemon in self.daemons}
+            return [pid for pid in self.left() if pid not in daemons]
+
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: not living(), 10, "processes are left")
+        return living()
+
     def start(self) -> None:
         host = socket.gethostname().partition(".")[0]
         ctld_port, port_1, port_2 = _free_ports(3)
@@ -210,13 +221,8 @@ class Cluster:
         if len(self.daemons) > 1:
             self.empty()
         for daemon in reversed(self.daemons):
-            daemon.send_signal(signal.SIGTERM)
-        for daemon in reversed(self.daemons):
-            try:
-                daemon.wait(10)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            daemon.kill()  # in order they would take ten seconds, and nothing of theirs is kept
+            daemon.wait()
         for pid in self.left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
