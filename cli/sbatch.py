@@ -122,7 +122,8 @@ def sbatch(
         more=_options(_words(sbatch_args, "sbatch")),
     ).text()
     if not submit:
-        click.get_binary_stream("stdout").write(os.fsencode(text))
+        sys.stdout.flush()
+        sys.stdout.buffer.write(os.fsencode(text))
         _warn_of_folder(log_dir)
         return 0
     if log_dir:

@@ -69,7 +69,8 @@ def of_user() -> list[JobInfo]:
     if answer is None or answer.returncode != 0:
         raise LaunchError(f"squeue does not answer: {_said(answer)}")
     rows = (line.split("|", len(_FIELDS) - 1) for line in answer.stdout.splitlines())
-    return [JobInfo(**dict(zip(_FIELDS, map(_known, row), strict=True))) for row in rows if len(row) == len(_FIELDS)]
+    told = (dict(zip(_FIELDS, map(_known, row), strict=True)) for row in rows if len(row) == len(_FIELDS))
+    return [msgspec.convert(fields, JobInfo) for fields in told]
 
 
 def named(ids: Iterable[str]) -> list[JobInfo]:

@@ -21,6 +21,7 @@ from pathlib import Path
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
 FOLDERS = "/usr/sbin:/usr/local/sbin:/sbin"
 NODES = ("n1", "n2")
+_DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
 REQUEUE_S = 5
 """How long a requeued job waits: as long as its credential may still be in use."""
 
@@ -165,8 +166,12 @@ class Cluster:
         """Those that are no daemons; given a moment to end."""
 
         def living() -> list[int]:
-            daemons = {daemon.pid for daemon in self.daemons}
-            return [pid for pid in self.left() if pid not in daemons]
+            found = []
+            for pid in self.left():
+                with contextlib.suppress(OSError):
+                    if Path(f"/proc/{pid}/comm").read_text().strip() not in _DAEMONS:
+                        found.append(pid)
+            return found
 
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: not living(), 10, "processes are left")
