@@ -133,12 +133,12 @@ def test_variables_of_a_job_that_has_ended_are_left_alone(user) -> None:
 
 def test_a_rank_that_fails_fails_the_job_with_its_status(user, cluster) -> None:
     script = user.write(
-        "import fuel_parallel as fp, sys\nworld = fp.init()\nif world.rank == 3:\n    sys.exit(7)\nworld.barrier()\n"
+        "import fuel_parallel as fp, sys\nworld = fp.init()\nif world.rank == 1:\n    sys.exit(7)\nworld.barrier()\n"
     )
-    job = user.submit("--nodes", "2", "--ntasks-per-node", "2", script)
+    job = user.submit("--nodes", "2", script)
     assert cluster.wait_for_end(job) == "FAILED"
     assert cluster.fields(job)["ExitCode"] == "7:0"
-    assert "rank 3 of 4 failed: sys.exit(7)" in user.log(job)
+    assert "rank 1 of 2 failed: sys.exit(7)" in user.log(job)
 
 
 def test_a_rank_that_is_killed_ends_all(user, cluster) -> None:
@@ -146,9 +146,9 @@ def test_a_rank_that_is_killed_ends_all(user, cluster) -> None:
         "import os, signal, fuel_parallel as fp\nworld = fp.init()\nworld.barrier()\nif world.rank == 1:\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\nworld.barrier()\n"
     )
-    job = user.submit("--nodes", "2", "--ntasks-per-node", "2", script)
+    job = user.submit("--nodes", "2", script)
     assert cluster.wait_for_end(job) == "FAILED"
     # MPI in the other ranks ends them in the same moment, and srun tells first of whom it asks first.
     assert cluster.fields(job)["ExitCode"] != "0:0", user.log(job)
-    assert "of 4" in user.log(job)
+    assert "of 2" in user.log(job)
     assert not cluster.left_of_jobs()

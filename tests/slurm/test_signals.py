@@ -62,18 +62,18 @@ def test_sigusr1_comes_before_the_time_limit(user, cluster) -> None:
 
 
 def test_a_preempted_job_is_requeued_and_goes_on(user, cluster) -> None:
-    job = user.submit("--nodes", "2", "--requeue", "--ntasks-per-node", "2", user.write(RESUMES))
-    user.wait_for("up-*-0", 4)
+    job = user.submit("--nodes", "2", "--requeue", user.write(RESUMES))
+    user.wait_for("up-*-0", 2)
     urgent = ("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true")
     urgent_job = cluster.run("sbatch", "--parsable", "--output=/dev/null", *urgent).strip()
     assert cluster.wait_for_end(urgent_job) == "COMPLETED"
-    user.wait_for("up-*-1", 4, 60)
+    user.wait_for("up-*-1", 2, 60)
     assert cluster.wait_for_end(job) == "COMPLETED", user.log(job)
     assert cluster.fields(job)["Restarts"] == "1"
-    assert user.lines("saved-*") == ["restart 0"] * 4
+    assert user.lines("saved-*") == ["restart 0"] * 2
     log = user.log(job)
     assert f"SLURM preempts job {job}: it is requeued" in log
-    assert log.count("ends after restart 1") == 4
+    assert log.count("ends after restart 1") == 2
 
 
 def test_status_and_logs_of_a_running_and_of_an_ended_job(user, cluster) -> None:
