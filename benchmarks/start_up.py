@@ -4,7 +4,8 @@
     python benchmarks/start_up.py --torch-python PATH_OF_A_PYTHON_WITH_TORCH
 
 The empty script imports nothing; `with init` is one that makes the communicator (`fp.init()`, mpi4py's COMM_WORLD, a
-gloo process group), which is what ranks are started for.
+gloo process group), which is what ranks are started for. What fuelrun itself takes is its time less mpirun's for the
+same script: the empty one, and the one of mpi4py.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ SCRIPTS = {
 def timed(command: list[str], folder: Path) -> Callable[[int], float]:
     """Milliseconds that the command takes; it must end well."""
     environ = race.environment(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's Python compiles a module once
 
     def run(number: int) -> float:
         began = time.perf_counter_ns()
@@ -62,6 +64,7 @@ def commands(torch_python: str | None) -> dict[str, list[str]]:
         "mpirun": [*mpirun, "empty.py"],
         "fuelrun_with_init": [*fuelrun, "fuel_init.py"],
         "mpirun_with_init": [*mpirun, "mpi_init.py"],
+        "fuelrun_with_mpi4py": [*fuelrun, "mpi_init.py"],
     }
     if torch_python:
         torchrun = [torch_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS]
@@ -81,10 +84,16 @@ def measure(torch_python: str | None, rounds: int) -> dict[str, Any]:
             run(0)
         times = dict(zip(every, race.take_turns(runs, rounds), strict=True))
     found: dict[str, Any] = {}
+    for of, mine, bare in (
+        ("empty", "fuelrun", "mpirun"),
+        ("mpi4py", "fuelrun_with_mpi4py", "mpirun_with_init"),
+    ):
+        more = [a - b for a, b in zip(times[mine], times[bare], strict=True)]
+        found |= race.summary(f"overhead_{of}", more)
     for command, taken in times.items():
         found |= race.summary(command, taken)
         base = "fuelrun_with_init" if command.endswith("_with_init") else "fuelrun"
-        if command != base:
+        if command != base and not command.endswith("_with_mpi4py"):
             found[f"fuelrun_over_{command}"] = race.ratio(times[base], taken)
     if not torch_python:
         found["torchrun"] = "skipped: no Python with torch was named (--torch-python)"
@@ -94,7 +103,7 @@ def measure(torch_python: str | None, rounds: int) -> dict[str, Any]:
 @click.command(help="Time the start of two ranks.", context_settings={"show_default": True})
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--torch-python", help="A Python that has torch, for torchrun.")
-@click.option("--rounds", type=click.IntRange(min=1), default=10)
+@click.option("--rounds", type=click.IntRange(min=1), default=20)
 def main(as_json: bool, torch_python: str | None, rounds: int) -> None:
     """Prints the report."""
     found = measure(torch_python, rounds)

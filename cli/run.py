@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 import traceback
-from dataclasses import replace
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,12 @@ from click.core import ParameterSource
 from fuel_parallel import environment
 from fuel_parallel.environment import LauncherClaim
 from fuel_parallel.errors import LaunchError
-from fuelrun import defaults, settings
+from fuelrun import defaults, machine_options, settings
 from fuelrun.launch.script import Script
 from fuelrun.option_types import Count, Seconds, Threads
 
 if TYPE_CHECKING:
-    from fuelrun.launch.allocation import Allocation
-    from fuelrun.launch.plan import Options, Plan
+    from fuelrun.launch.plan import Plan
 
 
 class RunCommand(click.Command):
@@ -55,6 +54,9 @@ class RunCommand(click.Command):
     options_metavar="[OPTIONS]",
 )
 @click.option("-n", "--ranks", type=Count("the number of ranks"), metavar="N", help="Number of ranks to start.")
+@machine_options.nodes_option
+@machine_options.per_node_option
+@machine_options.machine_options
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`.")
 @click.option(
     "--threads", type=Threads(), metavar="K|auto", help="Threads of a rank; auto: its share of the cores [default: 1]."
@@ -89,9 +91,23 @@ class RunCommand(click.Command):
     "--grace", type=Seconds(), default=5.0, metavar="S", help="Seconds for the script after Ctrl-C [default: 5]."
 )
 @click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="K",
+    help="Start the job again, up to K times, when it died after its first step [default: 0].",
+)
+@click.option(
+    "--min-np",
+    type=Count("the least number of ranks"),
+    metavar="M",
+    help="Start again with fewer ranks, at least M, when a machine is gone.",
+)
+@click.option(
     "--timeout", type=Seconds(), metavar="S", help="Seconds that a collective may wait; 0: for ever [default: 300]."
 )
 @click.option("--log-dir", metavar="DIR", help="Where the stacks of a job that is stuck go [default: fuelrun-logs].")
+@machine_options.engine_option
 @click.option("--mpirun", metavar="PATH", help="The mpirun to use [default: the one of the MPI that mpi4py loads].")
 @click.option("--mpi-args", multiple=True, metavar="ARGS", help="Options for mpirun itself, quoted; may be repeated.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes, only errors.")
@@ -100,6 +116,12 @@ class RunCommand(click.Command):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
     ranks: int | None,
+    nnodes: int | None,
+    ppn: int | None,
+    host: str | None,
+    hostfile: str | None,
+    interface: str | None,
+    launch_agent: str | None,
     module: bool,
     threads: str | None,
     bind: str | None,
@@ -110,8 +132,11 @@ def run(
     trace: str | None,
     dry_run: bool,
     grace: float,
+    max_restarts: int,
+    min_np: int | None,
     timeout: float | None,
     log_dir: str | None,
+    engine: str,
     mpirun: str | None,
     mpi_args: tuple[str, ...],
     quiet: bool,
@@ -121,8 +146,8 @@ def run(
 ) -> int:
     """Run SCRIPT on N ranks. What follows SCRIPT belongs to the script.
 
-    Without -n, one rank runs in this process; inside mpirun or srun, this process becomes its rank. In a batch job or
-    shell of SLURM, as many ranks as it has tasks are started on its nodes.
+    Without -n, one rank runs in this process; inside mpirun or srun, this process becomes its rank. With -H or
+    --hostfile, ranks run on other machines as well; in a SLURM job, on its nodes, as many as it has tasks.
     """
     target = Script(script, arguments, module)
     claim = environment.detect()
@@ -133,17 +158,28 @@ def run(
         _refuse_to_nest(claim, ranks if said else None)
     for name in defaults.strange_variables(context.command) if not quiet else ():
         click.echo(f"fuelrun: {name} is set, but there is no such option; see fuelrun --help", err=True)
-    allocation = None if inside else _slurm_job(quiet)
-    ranks = _number_of_ranks(ranks, context, allocation)
     _check(target)
+    job = None
+    if not inside and "SLURM_JOB_ID" in os.environ and host is None and hostfile is None:
+        from fuelrun import slurm_job
+
+        job = slurm_job.around_us(quiet)
+    wish = machines = None
+    if job is not None:
+        job, ranks = slurm_job.with_numbers(job, ranks, nnodes, ppn, context)
+    elif not inside:
+        wish = machine_options.wish(ranks, nnodes, ppn, host, hostfile)
+    if wish is not None:
+        ranks, machines = machine_options.prepare(wish, target, interface=interface, launch_agent=launch_agent)
     trace_to = _prepare_trace(trace) if trace else None
     of_ranks = {
         **settings.of_variables(variables),
         **settings.of_watching(timeout, log_dir, trace_to),
         **settings.of_binding(bind),
-        **settings.of_mesh(mesh, topology, None if inside else ranks),
+        **settings.of_mesh(mesh, topology, None if inside else ranks or 1),
     }
-    if inside or (ranks == 1 and (allocation is None or allocation.holds_this_machine(os.environ))):
+    elsewhere = machines is not None or (job is not None and not job.holds_this_machine(os.environ))
+    if inside or ((ranks or 1) == 1 and not elsewhere and not max_restarts):
         from fuelrun.launch.rank import become_rank, rank_command
 
         if dry_run:
@@ -154,7 +190,7 @@ def run(
 
     from fuelrun.launch.find import find_engine
     from fuelrun.launch.plan import Options, make_plan
-    from fuelrun.launch.supervise import supervise
+    from fuelrun.launch.restart import run_with_restarts
 
     options = Options(
         threads=threads,
@@ -166,68 +202,40 @@ def run(
         # Both: a rank that draws on the terminal prints there as well, and what is printed may belong into a file.
         terminal=shutil.get_terminal_size().columns if os.isatty(1) and os.isatty(2) else None,
     )
-    if allocation is None:
-        plan = make_plan(find_engine(mpirun), target, ranks, options)
-    else:
-        plan = _plan_in_job(allocation, mpirun, target, ranks, options)
+    found, reason = (find_engine(mpirun, engine), "") if job is None else slurm_job.engine(job, mpirun, engine)
+    plan = make_plan(found, target, ranks or 1, options, machines, job)
     if dry_run:
         click.echo(plan.shell_line())
         return 0
-    for note in (*(plan.notes if not quiet else ()), *(plan.details if verbose else ())):
+    details = (*plan.details, reason) if reason else plan.details
+    for note in (*(plan.notes if not quiet else ()), *(details if verbose else ())):
         click.echo(f"fuelrun: {note}", err=True)
     if verbose:
         click.echo(f"fuelrun: {plan.shell_line()}", err=True)
     if trace_to:
         _remove_traces(trace_to)
-    verdict = supervise(plan)
+
+    def planner(before: Plan, lost: Collection[int]) -> Plan:
+        """Without the machines of the ranks that are lost, if fewer ranks will do."""
+        nonlocal wish, machines
+        if not lost or wish is None or machines is None or min_np is None:
+            return before
+        wish = wish.without({machines.host_of(rank).name for rank in lost}, min_np)
+        fewer, machines = machine_options.prepare(wish, target, interface=interface, launch_agent=launch_agent)
+        return make_plan(found, target, fewer, options, machines)
+
+    verdict = run_with_restarts(planner, plan, max_restarts, lambda line: click.echo(f"fuelrun: {line}", err=True))
     for text in verdict.unexplained if not verbose else ():
         click.echo(text, err=True, nl=False)
     if verdict.message:
         click.echo(f"fuelrun: {verdict.message}", err=True)
     if trace_to:
-        outcome = _gather_traces(trace_to, ranks)
+        outcome = _gather_traces(trace_to, ranks or 1)
         if not quiet:
             click.echo(f"fuelrun: {outcome}", err=True)
-    if allocation is not None and verdict.code:
-        from fuelrun.launch.preemption import requeue_if_preempted
-
-        requeue_if_preempted(allocation, os.environ, tell=lambda text: click.echo(f"fuelrun: {text}", err=True))
+    if job is not None and verdict.code:
+        slurm_job.requeue(job)
     return verdict.code
-
-
-def _slurm_job(quiet: bool) -> Allocation | None:
-    """The job around us. What is left over from one that has ended is taken out of the environment."""
-    if "SLURM_JOB_ID" not in os.environ:
-        return None
-    from fuelrun.launch import allocation
-
-    found, note = allocation.find(os.environ)
-    if note:
-        if not quiet:
-            click.echo(f"fuelrun: {note}", err=True)
-        kept = allocation.without_job(os.environ)
-        for name in set(os.environ) - set(kept):
-            del os.environ[name]
-    return found
-
-
-def _number_of_ranks(ranks: int | None, context: click.Context, allocation: Allocation | None) -> int:
-    """As many as were asked for, else the job's tasks, else one. In a job, a number from a file does not count."""
-    if allocation is None:
-        return ranks or 1
-    if ranks is None or context.get_parameter_source("ranks") is ParameterSource.DEFAULT_MAP:
-        return allocation.tasks
-    allocation.check(ranks)
-    return ranks
-
-
-def _plan_in_job(allocation: Allocation, mpirun: str | None, target: Script, ranks: int, options: Options) -> Plan:
-    from fuelrun.launch.plan import make_plan
-    from fuelrun.launch.srun import engine_in
-
-    engine, reason = engine_in(allocation, mpirun, os.environ)
-    plan = make_plan(engine, target, ranks, options, allocation)
-    return replace(plan, details=(*plan.details, f"not srun: {reason}")) if reason else plan
 
 
 def _prepare_trace(name: str) -> Path:

@@ -2,6 +2,7 @@
 
     fuelrun -n 2 examples/train_gpt.py
     fuelrun -n 4 examples/train_gpt.py --text novel.txt --steps 2000 --sample 1000
+    fuelrun -n 4 examples/train_gpt.py --checkpoint runs/novel --every 100     # started again, it goes on where it was
 
 Without --text it learns from the help texts that come with Python. Every rank draws the same batch, computes its own
 rows of it and averages the gradients with the others: more ranks change the speed and, but for rounding, nothing else.
@@ -17,14 +18,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 import numpy as np
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
-from fuel_parallel.errors import ArgumentError, DataError
+from fuel_parallel import checkpoint
+from fuel_parallel.errors import ArgumentError, CheckpointError, DataError
 
 T = TypeVar("T")
 Tokens = np.ndarray[Any, Any]
@@ -107,6 +109,9 @@ class Job:
     seed: int
     sample: int
     metrics: TextIO | None
+    checkpoint: Path | None
+    every: int
+    keep: int
 
     def windows(self, text: Tokens, starts: Tokens, world: fp.Communicator) -> Tokens:
         """This rank's rows of the batch of windows that begin at `starts`."""
@@ -130,6 +135,9 @@ COUNT = click.IntRange(min=1)
 @click.option("--sample", type=click.IntRange(min=0), default=400, help="Characters to write at the end.")
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32")
 @click.option("--metrics", type=click.Path(path_type=Path), help="File for loss and speed of each step, as JSON lines.")
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Folder to save to and to go on from.")
+@click.option("--every", type=COUNT, default=100, help="Steps from one checkpoint to the next.")
+@click.option("--keep", type=COUNT, default=3, help="Checkpoints that stay.")
 def prepare(
     text: Path | None, dim: int, layers: int, heads: int, context: int, dtype: str, metrics: Path | None, **rest: Any
 ) -> Job:
@@ -147,7 +155,7 @@ def prepare(
             "because a twentieth is held out"
         )
     try:
-        log = metrics.open("w") if metrics and world.is_root else None
+        log = metrics.open("a+") if metrics and world.is_root else None
     except OSError as reason:
         raise DataError(f"--metrics {metrics}: {reason.strerror}") from None
     config = Config(len(codes), dim, layers, heads, context, dtype)
@@ -179,10 +187,14 @@ def train(job: Job, world: fp.Communicator) -> None:
     draw = np.random.default_rng(job.seed)
     model = GPT(job.config, generator)
     optimizer = fp.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.1)
+    state = {"model": model, "optimizer": optimizer, "generator": generator, "draw": draw}
+    done = resume(job, state, world)
     fp.realize(model, optimizer)
     size = sum(parameter.size for parameter in model.parameters())
     say(f"{size:,} parameters, {len(job.training):,} characters, {world.world_size} rank(s)")
-    bar = fp.progress(range(1, job.steps + 1), description="training")
+    if done:
+        say(f"going on after step {done}, from {job.checkpoint}")
+    bar = fp.progress(range(done + 1, job.steps + 1), description="training")
     for step in bar:
         began = time.perf_counter()
         optimizer.lr = job.lr * min(step / 50, 0.55 + 0.45 * math.cos(math.pi * step / job.steps))
@@ -197,10 +209,30 @@ def train(job: Job, world: fp.Communicator) -> None:
         if job.metrics:
             record = {"step": step, "loss": loss.item(), "tokens_per_s": speed}
             print(json.dumps(record), file=job.metrics, flush=True)
+        if job.checkpoint and (step == job.steps or step % job.every == 0):
+            checkpoint.save(job.checkpoint, state, step=step, comm=world, keep=job.keep, background=True)
         if step == job.steps or step % max(job.steps // 8, 50) == 0:
             say(f"step {step}: held-out loss {held_out_loss(job, model, world):.4f} nats a character")
     if job.sample:
         say(sample(job, model, generator))
+
+
+def resume(job: Job, state: dict[str, Any], world: fp.Communicator) -> int:
+    """Loads the newest checkpoint if there is one, and returns its step; the metrics of later steps are dropped."""
+    done = 0
+    if job.checkpoint:
+        try:
+            if checkpoint.latest(job.checkpoint, comm=world) is not None:
+                done = checkpoint.load(job.checkpoint, state, comm=world).step
+        except CheckpointError as problem:  # the same on all ranks
+            give_up(f"--checkpoint {problem}", world.is_root, world)
+    if job.metrics:
+        job.metrics.seek(0)
+        kept = job.metrics.readlines()[:done]
+        job.metrics.truncate(0)
+        job.metrics.writelines(kept)
+        job.metrics.flush()
+    return done
 
 
 def held_out_loss(job: Job, model: GPT, world: fp.Communicator) -> float:
@@ -235,11 +267,16 @@ def settle(world: fp.Communicator, prepare: Callable[[], T]) -> T:
         problem = str(error)
     failed = world.all_gather(ft.asarray([problem is not None])).tolist()
     if True in failed:
-        if failed.index(True) == world.rank:
-            print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr, flush=True)
-        world.barrier()
-        sys.exit(2)
+        give_up(problem, failed.index(True) == world.rank, world)
     return result
+
+
+def give_up(problem: str | None, tell: bool, world: fp.Communicator) -> NoReturn:
+    """Ends all ranks with code 2, after the one that is to `tell` has told."""
+    if tell:
+        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr, flush=True)
+    world.barrier()
+    sys.exit(2)
 
 
 if __name__ == "__main__":

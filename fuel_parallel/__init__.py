@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from fuel_parallel.version import __version__
 
 if TYPE_CHECKING:
-    from fuel_parallel import data_parallel, lazy, optim
+    from fuel_parallel import checkpoint, data_parallel, lazy, optim
     from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
     from fuel_parallel.errors import FuelError
     from fuel_parallel.layers import Embedding, LayerNorm, Linear, RMSNorm
     from fuel_parallel.mesh import Mesh
-    from fuel_parallel.module import Module, Parameter, Variable
+    from fuel_parallel.module import Module, Parameter, Shard, Variable
     from fuel_parallel.partitioning import partition
+    from fuel_parallel.preemption import on_preempt
     from fuel_parallel.progress_bar import progress
     from fuel_parallel.runtime.execute import memory_stats
     from fuel_parallel.runtime.realize import realize
@@ -43,15 +44,17 @@ _HOME_OF = {
     "Parameter": "fuel_parallel.module",
     "RMSNorm": "fuel_parallel.layers",
     "ReduceOp": "fuel_parallel.comm",
+    "Shard": "fuel_parallel.module",
     "SymbolicComm": "fuel_parallel.comm",
     "Variable": "fuel_parallel.module",
     "init": "fuel_parallel.comm",
     "memory_stats": "fuel_parallel.runtime.execute",
+    "on_preempt": "fuel_parallel.preemption",
     "partition": "fuel_parallel.partitioning",
     "progress": "fuel_parallel.progress_bar",
     "realize": "fuel_parallel.runtime.realize",
 }
-_SUBMODULES = ("data_parallel", "lazy", "optim")
+_SUBMODULES = ("checkpoint", "data_parallel", "lazy", "optim")
 
 __all__ = [
     "CommInfo",
@@ -67,13 +70,16 @@ __all__ = [
     "Parameter",
     "RMSNorm",
     "ReduceOp",
+    "Shard",
     "SymbolicComm",
     "Variable",
     "__version__",
+    "checkpoint",
     "data_parallel",
     "init",
     "lazy",
     "memory_stats",
+    "on_preempt",
     "optim",
     "partition",
     "progress",

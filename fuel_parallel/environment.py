@@ -16,13 +16,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Environ = Mapping[str, str]
 
+HOSTS = "FUEL_HOSTS"
+"""The machines of a job and how many ranks each has, in blocks, where fuelrun has dealt them: "a:2,b:2"."""
 
-@dataclass(frozen=True)
-class LauncherClaim:
+
+class LauncherClaim(NamedTuple):
     """What one launcher's variables say about this process.
 
     Args:
@@ -67,8 +69,7 @@ class LauncherClaim:
         return {name: str(value) for name, value in known.items() if value is not None}
 
 
-@dataclass(frozen=True)
-class _Launcher:
+class _Launcher(NamedTuple):
     """One row of the table: the variables of one launcher.
 
     `markers` must all be set for the row to apply. Of `rank`, `size` and the like the first name that holds a number is
@@ -236,7 +237,7 @@ def detect(environ: Environ | None = None) -> LauncherClaim | None:
             continue
         size = _number(environ, *launcher.size)
         local_size = _number(environ, *launcher.local_size)
-        return LauncherClaim(
+        claim = LauncherClaim(
             launcher=launcher.name,
             rank=rank,
             world_size=size,
@@ -245,7 +246,26 @@ def detect(environ: Environ | None = None) -> LauncherClaim | None:
             evidence=tuple(_evidence(launcher, environ)),
             node_rank=_number(environ, *launcher.node),
         )
+        return _as_dealt(claim, environ)
     return None
+
+
+def _as_dealt(claim: LauncherClaim, environ: Environ) -> LauncherClaim:
+    """The place on its machine as fuelrun has dealt it: most launchers do not tell which machine it is.
+
+    What does not fit the launcher's own numbers is of another job, and left out.
+    """
+    counts = [_number({"": word.rpartition(":")[2]}, "") or 0 for word in environ.get(HOSTS, "").split(",")]
+    if sum(counts) != claim.world_size:
+        return claim
+    first = 0
+    for node, count in enumerate(counts):
+        if claim.rank < first + count:
+            if claim.local_size not in (None, count):
+                break
+            return claim._replace(local_rank=claim.rank - first, local_size=count, node_rank=node)
+        first += count
+    return claim
 
 
 def _evidence(launcher: _Launcher, environ: Environ) -> Iterator[tuple[str, str]]:
@@ -257,7 +277,7 @@ def _evidence(launcher: _Launcher, environ: Environ) -> Iterator[tuple[str, str]
 
 # What a launcher tells its own ranks. A process that starts an MPI job of its own must not pass these on.
 # OMPI_MCA_*, PRTE_MCA_* and PMIX_MCA_* stay, for that is how people tune Open MPI; only what mpirun itself writes goes.
-_OF_A_RANK = re.compile(
+_OF_A_RANK = (  # a text: ranks that start nothing need not compile it
     r"(PMIX|PRTE)_(?!MCA_).*|(PMI|HYDI|HYDRA_BSTRAP|PALS|JSM|MV2_COMM_WORLD|MVP_COMM_WORLD)_.*"
     r"|(OMPI_COMM_WORLD|OMPI_WORLD|SLURM_STEP|FLUX_TASK)_.*"
     r"|MPI_LOCAL(RANKID|NRANKS)|SLURM_(PROCID|LOCALID|STEPID)"
@@ -272,7 +292,7 @@ def without_launcher(environ: Environ) -> dict[str, str]:
     A child that imports mpi4py with its parent's PMI or PMIx variables would try to join the job as the same rank,
     which ends in a crash or a hang. What users set to tune their MPI is kept.
     """
-    return {name: value for name, value in environ.items() if not _OF_A_RANK.fullmatch(name)}
+    return {name: value for name, value in environ.items() if not re.fullmatch(_OF_A_RANK, name)}
 
 
 def explain_mismatch(claim: LauncherClaim, world_size: int, library_version: str) -> str:

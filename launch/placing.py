@@ -7,7 +7,6 @@ under `fuelrun -n`, mpirun and srun. The rank keeps its number; `fp.Mesh.from_en
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +41,7 @@ def place_rank(claim: LauncherClaim, allowed: frozenset[int]) -> tuple[int, ...]
             "start the ranks with fuelrun -n, mpirun or srun, or leave --topology out"
         )
     job = Job(
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         local_rank=int(known["LOCAL_RANK"]),
         local_size=int(known["LOCAL_WORLD_SIZE"]),
         world_size=claim.world_size,
@@ -63,7 +62,7 @@ def check(file: str, mesh: str | None, ranks: int) -> None:
     from fuel_parallel.topology import files
     from fuel_parallel.topology.assignment import Job, assign
 
-    job = Job(host=socket.gethostname(), local_rank=0, local_size=ranks, world_size=ranks)
+    job = Job(host=os.uname().nodename, local_rank=0, local_size=ranks, world_size=ranks)
     assign(files.read(file), _axes(mesh), job)
 
 

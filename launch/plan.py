@@ -6,15 +6,18 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fuel_parallel.environment import without_launcher
-from fuelrun.launch import allocation as slurm
 from fuelrun.launch import rendezvous
-from fuelrun.launch.allocation import Allocation
 from fuelrun.launch.engine import Engine, Job
 from fuelrun.launch.processes import cores
 from fuelrun.launch.rank import TAG_OUTPUT, THREADS, rank_command
 from fuelrun.launch.script import Script
+
+if TYPE_CHECKING:
+    from fuelrun.launch.allocation import Allocation
+    from fuelrun.launch.machines import Machines
 
 TERMINAL = "FUEL_TERMINAL"
 
@@ -55,6 +58,7 @@ class Plan:
         options: The user's wishes.
         notes: What the user should know about it, one line each.
         details: What only `--verbose` tells.
+        reachable_at: Our address for the ranks on other machines, "" when there are none.
         told_by_slurm: The ranks are a step of SLURM, which sends them SIGTERM itself when it ends the job.
     """
 
@@ -66,6 +70,7 @@ class Plan:
     options: Options = field(default_factory=Options)
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
+    reachable_at: str = ""
     told_by_slurm: bool = False
 
     def shell_line(self) -> str:
@@ -75,38 +80,49 @@ class Plan:
 
 
 def make_plan(
-    engine: Engine, script: Script, ranks: int, options: Options, allocation: Allocation | None = None
+    engine: Engine,
+    script: Script,
+    ranks: int,
+    options: Options,
+    machines: Machines | None = None,
+    allocation: Allocation | None = None,
 ) -> Plan:
-    """How `engine` would start `script`: on this host, or on the nodes of the SLURM job around us."""
+    """How `engine` would start `script`, on this machine alone unless others or a SLURM job are given."""
     available = cores() if allocation is None else sum(allocation.cpus)
     job = Job(
         ranks=ranks,
         command=tuple(rank_command(script)),
-        shared_cores=ranks > available,
+        shared_cores=(ranks if machines is None else machines.ranks_here()) > available,
         arguments=options.mpi_arguments,
+        per_node=allocation.per_node if allocation is not None else None,
     )
-    added = engine.variables(job, os.environ)
+    added: dict[str, str] = {}
     if options.threads is not None:
         added[THREADS] = options.threads
     if options.tag_output:
         added[TAG_OUTPUT] = "1"
-    environ = without_launcher(os.environ)
-    if allocation is None:
-        added |= rendezvous.of_this_machine(os.environ)
-    else:
-        added |= rendezvous.of_nodes(allocation.nodes, allocation.job_id, os.environ)
-        environ = slurm.environ_for_job(environ, ranks, allocation)
-    added |= options.settings
     if options.terminal is not None:
         added[TERMINAL] = str(options.terminal)
+    environ = without_launcher(os.environ)
+    if allocation is not None:
+        added |= rendezvous.of_nodes(allocation.nodes, allocation.job_id, os.environ)
+        environ = allocation.cleaned(environ, ranks)
+    else:
+        added |= rendezvous.of_this_machine(os.environ) if machines is None else machines.told(options.mpi_arguments)
+    added |= options.settings
+    if machines is not None:
+        job = machines.joined(job, {*os.environ, *added}, options.settings)
+    added = engine.variables(job, os.environ) | added
     notes, details = [], [f"{engine.name} {engine.version}: {engine.mpirun}"]
     if job.shared_cores:
         notes.append(f"{ranks} ranks share {available} core{'s' if available > 1 else ''}: correct, but slow")
+    if "OMPI_ALLOW_RUN_AS_ROOT" in added:
+        details.append("Open MPI refuses to run as root; OMPI_ALLOW_RUN_AS_ROOT is set for it")
+    if machines is not None:
+        details.append(machines.described())
     if allocation is not None:
         details.append(allocation.describe())
         notes += allocation.advice()
-    if "OMPI_ALLOW_RUN_AS_ROOT" in added:
-        details.append("Open MPI refuses to run as root; OMPI_ALLOW_RUN_AS_ROOT is set for it")
     return Plan(
         engine=engine,
         ranks=ranks,
@@ -116,5 +132,6 @@ def make_plan(
         options=options,
         notes=tuple(notes),
         details=tuple(details),
+        reachable_at=machines.own_address if machines is not None else "",
         told_by_slurm=engine.starts_steps,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import select
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from fuel_parallel.topology.cgroup import quota
@@ -113,10 +113,14 @@ class Watch:
             self.fd = None
 
 
-_libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
+def ending_with_parent() -> Callable[[], None]:
+    """What to call between fork and exec: on Linux, the kernel sends SIGTERM when the parent is gone."""
+    import ctypes  # not at every start of a rank
 
+    libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
 
-def end_with_parent() -> None:
-    """To be called between fork and exec: on Linux, the kernel sends SIGTERM when the parent is gone."""
-    if hasattr(_libc, "prctl"):
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    def ask() -> None:
+        if hasattr(libc, "prctl"):
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return ask

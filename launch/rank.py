@@ -13,21 +13,25 @@ import faulthandler
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from fuel_parallel import environment, failure
 from fuel_parallel.errors import FuelError
 from fuelrun.launch import binding, output, placing, processes, rendezvous, script, shared_memory
 from fuelrun.launch.script import Script
 
+if TYPE_CHECKING:
+    from fuelrun.launch.reporting import Reporting
+
 JOB_DIR = "FUEL_JOB_DIR"
+CHANNEL = "FUEL_CHANNEL"  # ADDRESS:PORT:TOKEN of a fuelrun that is perhaps on another machine, see `channel`
+HEARTBEAT = "FUEL_HEARTBEAT"  # seconds without a sign of life after which the other side counts as lost
 SUPERVISOR = "FUEL_SUPERVISOR"
 TAG_OUTPUT = "FUEL_TAG_OUTPUT"
 THREADS = "FUEL_THREADS"
@@ -81,6 +85,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         claim = environment.LauncherClaim("none", 0, 1, 0, 1, ())
     # What is for this process alone must not reach the programs that the script starts.
     job_dir = os.environ.pop(JOB_DIR, None)
+    channel = os.environ.pop(CHANNEL, "")
     supervisor = os.environ.pop(SUPERVISOR, "")
     tag_output = bool(os.environ.pop(TAG_OUTPUT, "")) or tag_output
     threads = threads or os.environ.pop(THREADS, None)
@@ -98,16 +103,35 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         output.write_whole_lines()
     if not faulthandler.is_enabled():
         faulthandler.enable(2, all_threads=False)
-    failure.install(claim.rank, claim.world_size, line_tag=tag, record_to=Path(job_dir) if job_dir else None)
-    if claim.parallel:
-        _end_with_the_launcher(supervisor)
+    folder = Path(job_dir) if job_dir and not channel else None
+    failure.install(claim.rank, claim.world_size, line_tag=tag, record_to=folder)
+    reporting = None
+    if channel:
+        from fuelrun.launch import network
+
+        reporting = _report_to(channel, claim.rank)
+        failure.install(claim.rank, claim.world_size, record_to=reporting)
+        os.environ.update(network.rank_variables(os.environ))
+    if claim.parallel or reporting is not None:
+        _end_with_the_launcher(supervisor, reporting)
         try:
             binding.bind(claim, placing.place_rank(claim, binding.cores_of_ranks()))
         except FuelError as error:
             failure.end_rank(error)
     else:
         placing.place_rank(claim, frozenset())
-    _run(target, alone=not claim.parallel)
+    _run(target, alone=not claim.parallel and reporting is None)
+
+
+def _report_to(channel: str, rank: int) -> Reporting:
+    """The way to the fuelrun of another machine; without it this rank ends the job, for nobody would watch it."""
+    from fuelrun.launch.reporting import Reporting
+
+    heartbeat = os.environ.pop(HEARTBEAT, "")
+    try:
+        return Reporting(channel, rank, int(heartbeat or "10"), os.environ.get(processes.JOB_ID, ""))
+    except FuelError as error:
+        failure.end_rank(error)
 
 
 def _thread_count(asked: str | None, claim: environment.LauncherClaim) -> int | None:
@@ -151,19 +175,21 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _end_with_the_launcher(supervisor: str) -> None:
+def _end_with_the_launcher(supervisor: str, reporting: Reporting | None) -> None:
     """End this rank when mpirun or fuelrun is gone, killed say: nobody would end it otherwise.
 
     Open MPI's ranks are left to themselves when mpirun is killed, and go on computing.
     """
     watched = [os.getppid()]
     host, _, pid = supervisor.rpartition(":")
-    if host == socket.gethostname() and pid.isdigit():
+    if host == os.uname().nodename and pid.isdigit():
         watched.append(int(pid))
-    me = os.getpid()
+    me, daemon = os.getpid(), processes.name_of(watched[0])
 
     def wait() -> None:
         _wait_for_any(watched)
+        if reporting is not None and os.getpid() == me and os.getppid() != watched[0]:
+            reporting.note(f"the launcher's process there ({daemon}) is gone")
         time.sleep(_ORPHAN_GRACE_S)
         if os.getpid() == me:
             os.kill(me, signal.SIGKILL)

@@ -6,8 +6,6 @@ fuel-parallel itself meets over MPI and needs neither.
 from __future__ import annotations
 
 import os
-import socket
-import zlib
 from collections.abc import Mapping
 
 from fuel_parallel.environment import LauncherClaim
@@ -29,6 +27,8 @@ def of_this_machine(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if JOB_ID not in environ and (ADDRESS in environ or PORT in environ):
         return {}
+    import socket  # not at every start of a rank
+
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return {ADDRESS: "127.0.0.1", PORT: str(listener.getsockname()[1])}
@@ -63,4 +63,6 @@ def of_a_rank(claim: LauncherClaim, environ: Mapping[str, str]) -> dict[str, str
 
 
 def _port(job: str) -> str:
+    import zlib
+
     return str(FIRST_PORT + zlib.crc32(job.encode()) % PORTS)

@@ -6,22 +6,19 @@ and the `__main__` module. All of them hold here, because pickling, multiprocess
 
 from __future__ import annotations
 
-import difflib
 import importlib.machinery
 import importlib.util
 import os
 import sys
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fuel_parallel.errors import LaunchError
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(NamedTuple):
     """What to run, and its arguments.
 
     Args:
@@ -111,6 +108,8 @@ def _similar(path: Path) -> str:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix == ".py"]
     except OSError:
         return ""
+    import difflib  # not at every start
+
     close = difflib.get_close_matches(path.name, names, n=1) or [name for name in names if name == f"{path.name}.py"]
     return f"; did you mean '{path.parent / close[0]}'?" if close else ""
 

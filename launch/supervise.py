@@ -7,8 +7,8 @@ What is promised:
 - A rank that fails ends the job. If mpirun has not ended it a moment later, fuelrun does: SIGTERM, then SIGKILL by
   process id, found by the job's id in the environment of processes, because every rank is in a group of its own.
 - Ctrl-C and SIGTERM reach the scripts first; only what is left after the grace time is ended by force.
-- Nothing is left behind on this host, neither processes nor the MPI's files in /dev/shm. On other hosts that is the
-  MPI's part, and the ranks' own: they end when their launcher is gone.
+- Nothing is left behind on this host, neither processes nor the MPI's files in /dev/shm. On other hosts the ranks end
+  themselves, and what they started, when their launcher is gone or fuelrun says so (`channel`).
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING
 
 from fuel_parallel.errors import LaunchError
 from fuelrun.launch import processes
 from fuelrun.launch.engine import Death
-from fuelrun.launch.noise import NoiseFilter
 from fuelrun.launch.plan import Plan
 from fuelrun.launch.processes import JOB_ID, Watch
 from fuelrun.launch.rank import JOB_DIR, SUPERVISOR
-from fuelrun.launch.records import RankRecord, read_records
+from fuelrun.launch.records import Loss, RankRecord, read_records
 from fuelrun.launch.shared_memory import SharedFiles
+from fuelrun.launch.signals import PASSED_ON, Signals
+from fuelrun.launch.streams import Streams
 from fuelrun.launch.verdict import Ending, Verdict, is_consequence, judge
+
+if TYPE_CHECKING:
+    from fuelrun.launch.channel import Channel
 
 _MPIRUN_ACTS_S = 1.0  # how long mpirun may take to end a job in which a rank failed
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _MISSED_S = 2.0  # how long the others may take after a rank has left for good
 _DRAIN_S = 1.0  # how long output may still come after mpirun has ended
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _SLURM_ENDS_S = 2.0  # SLURM's SIGTERM to a whole job comes right after a SIGCONT
 
 
@@ -58,49 +59,12 @@ class _Stage(enum.IntEnum):
 
 def supervise(plan: Plan) -> Verdict:
     """Run the job to its end. Messages of the verdict are not printed here."""
-    with tempfile.TemporaryDirectory(prefix="fuelrun-", ignore_cleanup_errors=True) as folder, _Signals() as signals:
+    with tempfile.TemporaryDirectory(prefix="fuelrun-", ignore_cleanup_errors=True) as folder, Signals() as signals:
         return _Supervision(plan, Path(folder), signals).run()
 
 
-class _Signals:
-    """Signals to this process, as a queue and a file descriptor that `select` can wait for."""
-
-    def __init__(self) -> None:
-        self.pending: list[int] = []
-        self._earlier: dict[int, Any] = {}
-        self.fd, self._wake = os.pipe()
-
-    def __enter__(self) -> Self:
-        for end in (self.fd, self._wake):
-            os.set_blocking(end, False)
-        self._earlier_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        for number in (*_STOPPING, *_PASSED_ON, signal.SIGCONT, signal.SIGCHLD):
-            if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:  # nohup stays nohup
-                self._earlier[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        signal.set_wakeup_fd(self._earlier_wake)
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-        os.close(self.fd)
-        os.close(self._wake)
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        if number != signal.SIGCHLD:
-            self.pending.append(number)
-
-    def take(self) -> list[int]:
-        """The signals since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self.fd, 512):
-                pass
-        taken, self.pending = self.pending, []
-        return taken
-
-
 class _Supervision:
-    def __init__(self, plan: Plan, folder: Path, signals: _Signals) -> None:
+    def __init__(self, plan: Plan, folder: Path, signals: Signals) -> None:
         self._plan = plan
         self._folder = folder
         self._signals = signals
@@ -113,8 +77,6 @@ class _Supervision:
         self._seen = -1
         self._all_gone = False
         self._reported = False
-        self._open_pipes = 0
-        self._last_output = 0.0
         self._stage = _Stage.RUNNING
         self._next_push: float | None = None
         self._missed_since: float | None = None
@@ -126,8 +88,15 @@ class _Supervision:
         self._seen_death: Death | None = None  # for when mpirun does not tell
         self._lost: Death | None = None  # the first rank of this host that ended, and when that was seen
         self._lost_at = 0.0
-        self._noise = {fd: NoiseFilter(plan.engine.banners) for fd in (1, 2)}
-        self._deaf = False  # nobody reads our output any more
+        self._streams = Streams(plan.engine.banners, verbose=plan.options.verbose)
+        self._losses: tuple[Loss, ...] = ()
+        self._mpirun_over: float | None = None
+        self._channel: Channel | None = None
+        if plan.reachable_at:
+            from fuelrun.launch.channel import Channel, heartbeat_of
+
+            heartbeat = heartbeat_of({**plan.environ, **plan.added})
+            self._channel = Channel(plan.reachable_at, folder, plan.ranks, heartbeat)
 
     def run(self) -> Verdict:
         environ = {
@@ -137,6 +106,9 @@ class _Supervision:
             JOB_DIR: str(self._folder),
             SUPERVISOR: f"{self._host}:{os.getpid()}",
         }
+        if self._channel is not None:
+            environ |= self._channel.variables()
+            self._channel.start()
         try:
             self._mpirun = subprocess.Popen(
                 self._plan.command,
@@ -144,7 +116,7 @@ class _Supervision:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we pass it on
-                preexec_fn=processes.end_with_parent,
+                preexec_fn=processes.ending_with_parent(),
             )
         except OSError as error:
             raise LaunchError(f"cannot start {self._plan.command[0]}: {error.strerror}") from None
@@ -152,6 +124,8 @@ class _Supervision:
             status = self._watch()
         finally:
             self._kill_leftovers()
+            if self._channel is not None:
+                self._channel.close()
             for watch in self._watches.values():
                 watch.close()
         self._seen = -1
@@ -175,7 +149,9 @@ class _Supervision:
             deserters=tuple(self._deserters),
             lost=self._lost,
             lost_at=self._lost_at,
-            messages=tuple(text for noise in self._noise.values() for text in noise.taken if text.strip()),
+            messages=self._streams.messages,
+            losses=self._losses,
+            heartbeat=self._channel.heartbeat if self._channel is not None else 0,
         )
 
     def _watch(self) -> int:
@@ -184,70 +160,56 @@ class _Supervision:
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._signals.fd, selectors.EVENT_READ)
-            for pipe, target in ((self._mpirun.stdout, 1), (self._mpirun.stderr, 2)):
-                if pipe is not None:
-                    selector.register(pipe, selectors.EVENT_READ, target)
-                    self._open_pipes += 1
+            self._streams.watch(self._mpirun, selector)
             while True:
                 for key, _ in selector.select(self._pause()):
                     if isinstance(key.data, Watch):
                         self._note_end(key.data)
-                    elif key.data is not None and not self._pass_on(key.fd, key.data):
-                        selector.unregister(key.fileobj)
-                        self._open_pipes -= 1
-                for fd, noise in self._noise.items():
-                    self._write(fd, noise.overdue())
+                    elif key.data is not None:
+                        self._learn(self._streams.copy(key, selector))
+                self._streams.release_overdue()
+                if self._streams.reader_gone and self._stopped_by is None:
+                    self._stop(signal.SIGPIPE, signal.SIGTERM)
                 taken = self._signals.take()
                 if signal.SIGCONT in taken:
                     self._continued_at = time.monotonic()
                 for number in taken:
                     self._signal(number)
                 status = self._mpirun.poll()
-                if status is None:
+                if status is None or self._others_live():
                     self._look()
                     self._push()
                     continue
                 if over is None:
                     over = time.monotonic()
                     self._kill_leftovers()
-                if not self._open_pipes or time.monotonic() - over > _DRAIN_S:
+                if not self._streams.open or time.monotonic() - over > _DRAIN_S:
                     break
-        for fd, noise in self._noise.items():
-            self._write(fd, noise.end())
+        self._streams.release_all()
         return status
+
+    def _others_live(self) -> bool:
+        """Whether mpirun has ended, but ranks on other machines have not, and why is not known yet.
+
+        Open MPI's mpirun ends with status 0 when one of its daemons is gone. What the ranks' connections then tell
+        comes at once, or with the next missing sign of life.
+        """
+        if self._channel is None or self._stage is not _Stage.RUNNING or not self._channel.living:
+            return False
+        self._mpirun_over = self._mpirun_over or time.monotonic()
+        return time.monotonic() - self._mpirun_over < self._channel.heartbeat + 1
 
     def _pause(self) -> float:
         starting = len(self._records) < self._plan.ranks
-        if starting or self._stage is not _Stage.RUNNING or any(noise.holding for noise in self._noise.values()):
+        if starting or self._stage is not _Stage.RUNNING or self._streams.holding:
             return 0.05
         return 0.2
 
-    def _pass_on(self, source: int, target: int) -> bool:
-        """Copy what has come from mpirun to our own output; False at its end."""
-        data = os.read(source, 1 << 16)
-        if not data:
-            return False
-        noise = self._noise[target]
-        taken = len(noise.taken)
-        passed = noise.feed(data)
-        self._write(target, passed)
-        self._last_output = time.monotonic()
-        for message in noise.taken[taken:]:
+    def _learn(self, messages: list[str]) -> None:
+        """How a rank ended, from what mpirun says about it."""
+        for message in messages:
             if self._stage < _Stage.TERMINATED:  # later deaths are our own doing
                 self._death = self._death or self._plan.engine.death(message)
-            if self._plan.options.verbose:
-                self._write(target, message.encode())
-        return True
-
-    def _write(self, fd: int, data: bytes) -> None:
-        while data and not self._deaf:
-            try:
-                data = data[os.write(fd, data) :]
-            except BlockingIOError:
-                time.sleep(0.005)
-            except BrokenPipeError:  # `fuelrun … | head` has seen enough
-                self._deaf = True
-                self._stop(signal.SIGPIPE, signal.SIGTERM)
 
     def _read(self) -> None:
         """What the ranks have written since; the first failure is shown at once."""
@@ -263,7 +225,7 @@ class _Supervision:
             first = min(failures, key=lambda record: record.ended or 0.0)
             if is_consequence(first, self._records, self._lost, self._lost_at):
                 return  # MPI's error about a rank that is gone says less than the verdict
-            self._write(2, first.report.encode("utf-8", "backslashreplace"))
+            self._streams.write(2, first.report.encode("utf-8", "backslashreplace"))
 
     def _look(self) -> None:
         """Read records, see which ranks are gone, and find out whether the job has to be ended."""
@@ -284,7 +246,8 @@ class _Supervision:
         if self._stage is not _Stage.RUNNING:
             return
         self._look_for_deserters()
-        if self._reported or vanished or self._all_gone or self._deserters:
+        self._losses = self._channel.losses if self._channel is not None else ()
+        if self._losses or self._reported or vanished or self._all_gone or self._deserters:
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + _MPIRUN_ACTS_S
 
     def _look_for_deserters(self) -> None:
@@ -331,20 +294,28 @@ class _Supervision:
         self._look()
         if number == signal.SIGCONT:
             return
-        if number in _PASSED_ON:
-            processes.send(self._ranks_here(), number)
+        if number in PASSED_ON:
+            self._send(number)
         elif self._stopped_by is None:
             self._stop(number, number)
         else:  # asked a second time: no more patience
             self._next_push = 0.0
 
+    def _send(self, number: int) -> None:
+        """Send a signal to every rank."""
+        processes.send(self._ranks_here(), number)
+        if self._channel is not None:
+            self._channel.signal(number, besides=self._host)
+
     def _stop(self, reason: int, number: int) -> None:
         """Ask every rank to end, by signal `number`."""
         self._stopped_by = reason
         if not (number == signal.SIGTERM and self._told_by_slurm()):
-            processes.send(self._ranks_here(), number)
+            self._send(number)
         # Before all ranks are up there is no script yet that could want the time.
-        grace = self._plan.options.grace if len(self._records) == self._plan.ranks else 0.2
+        up = len(self._records) == self._plan.ranks
+        asked = [record.grace for record in self._records.values()] if number == signal.SIGTERM else []
+        grace = max([self._plan.options.grace, *asked]) if up else 0.2
         if self._stage < _Stage.TERMINATED:
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + grace
             if reason == signal.SIGINT and grace > 1:
@@ -362,15 +333,17 @@ class _Supervision:
         if self._notice_at is not None and now > self._notice_at:
             self._notice_at = None
             left = max(0.0, self._next_push - now)
-            self._write(2, f"fuelrun: the ranks have {left:.0f} s more to end; Ctrl-C again ends them now\n".encode())
+            self._streams.say(f"the ranks have {left:.0f} s more to end; Ctrl-C again ends them now")
         # While output still comes through, a job that is over is not over for its readers (`fuelrun … | less`).
-        if now < self._next_push or (self._all_gone and now - self._last_output < _MPIRUN_ACTS_S):
+        if now < self._next_push or (self._all_gone and now - self._streams.last_output < _MPIRUN_ACTS_S):
             return
         if self._stage is _Stage.ASKED:
             self._stage, self._next_push = _Stage.TERMINATED, time.monotonic() + _TERM_S
             processes.send([self._mpirun.pid], signal.SIGTERM)
         else:
             self._stage, self._next_push = _Stage.KILLED, time.monotonic() + _TERM_S
+            if self._channel is not None:
+                self._channel.end_ranks()
             processes.send([*processes.of_job(self._job_id), *self._ranks_here(), self._mpirun.pid], signal.SIGKILL)
 
     def _kill_leftovers(self) -> None:
@@ -378,6 +351,8 @@ class _Supervision:
         if self._mpirun.poll() is None:  # an error of our own
             processes.send([self._mpirun.pid], signal.SIGKILL)
             self._mpirun.wait()
+        if self._channel is not None:
+            self._channel.end_ranks()
         left = processes.of_job(self._job_id)
         if left and self._plan.options.verbose:
             names = ", ".join(f"{pid} ({processes.name_of(pid)})" for pid in left)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from fuel_parallel.failure import PREEMPTED
 from fuelrun.launch.engine import Death
-from fuelrun.launch.records import RankRecord
+from fuelrun.launch.records import Loss, RankRecord
+
+_AT_ONCE_S = 0.2  # within this, ranks of one machine went together
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,9 @@ class Ending:
         lost: The first rank of this host that was seen to end, and its signal where that is known.
         lost_at: When that was seen, in seconds since the epoch.
         messages: What mpirun said; shown when nothing else explains the failure.
+        losses: Ranks whose connection to fuelrun ended without a last word, where a job has other machines.
+        heartbeat: Seconds without a sign of life after which a machine counts as lost.
+        when: When all was over, in seconds since the epoch.
     """
 
     ranks: int
@@ -39,22 +46,55 @@ class Ending:
     lost: Death | None = None
     lost_at: float = 0.0
     messages: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    heartbeat: int = 0
+    when: float = field(default_factory=time.time)
+
+    def cause(self) -> RankRecord | None:
+        """The first rank that said that it failed, unless a rank or machine that went without a word was before it."""
+        first = min((r for r in self.records.values() if r.failed), key=lambda r: r.ended or 0.0, default=None)
+        if first is None or (self.losses and self.losses[0].when < (first.ended or 0.0)):
+            return None
+        return None if is_consequence(first, self.records, self.lost, self.lost_at) else first
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What fuelrun says and returns. `unexplained` are mpirun's messages where no rank explained the failure."""
+    """What fuelrun says and returns.
+
+    Args:
+        code: fuelrun's exit status.
+        message: Who did not end well, and how.
+        unexplained: mpirun's messages where no rank explained the failure.
+        lost_hosts: Machines that gave no sign of life any more.
+        final: The job was asked to end, by its user or a scheduler.
+        ending: What the verdict is about; None in one that `judge` has not made.
+    """
 
     code: int
     message: str = ""
     unexplained: tuple[str, ...] = ()
+    lost_hosts: tuple[str, ...] = ()
+    final: bool = False
+    ending: Ending | None = field(default=None, compare=False)
 
 
 def judge(ending: Ending) -> Verdict:
     """0 only when every rank left word that it ended well."""
+    return replace(_judge(ending), ending=ending)
+
+
+def _judge(ending: Ending) -> Verdict:
+    cause = ending.cause()
+    if cause is not None and cause.code == PREEMPTED and not cause.reason.startswith("sys.exit"):
+        return Verdict(PREEMPTED, f"the ranks {cause.reason}", final=True)
     if ending.stopped_by is not None:
-        return Verdict(128 + ending.stopped_by)
+        return Verdict(128 + ending.stopped_by, final=True)
+    if any(loss.silent for loss in ending.losses):
+        return _silent(ending)
     failures = sorted((r for r in ending.records.values() if r.failed), key=lambda r: r.ended or 0.0)
+    if failures and ending.losses and ending.losses[0].when < (failures[0].ended or 0.0):
+        return _gone(ending)
     if failures and is_consequence(failures[0], ending.records, ending.lost, ending.lost_at):
         return _lost(ending)
     if failures:
@@ -76,6 +116,8 @@ def judge(ending: Ending) -> Verdict:
             return _killed(ending, _first(ending, []) or list(range(ending.ranks)), ending.death.signal)
         return Verdict(ending.code, f"all ranks ended well, but mpirun ended with {ending.code}", ending.messages)
     never = [rank for rank in unwell if rank not in ending.records]
+    if ending.losses and not never:
+        return _gone(ending)
     first = _first(ending, unwell)
     if ending.death is not None and ending.death.signal is not None:
         return _killed(ending, first, ending.death.signal)
@@ -100,6 +142,38 @@ def _lost(ending: Ending) -> Verdict:
     return _vanished(ending, ranks) if number is None else _killed(ending, ranks, number)
 
 
+def _silent(ending: Ending) -> Verdict:
+    """A machine that is down or cut off."""
+    silent = [loss for loss in ending.losses if loss.silent]
+    hosts = tuple(dict.fromkeys(loss.host for loss in silent))
+    ranks = _ranks([loss.rank for loss in silent if loss.host == hosts[0]])
+    heard = time.strftime("%H:%M:%S", time.localtime(max(loss.heard for loss in silent if loss.host == hosts[0])))
+    more = f"; nor did {_listed(hosts[1:])}" if hosts[1:] else ""
+    return Verdict(
+        1,
+        f"{hosts[0]} gave no sign of life for {ending.heartbeat} s, with {ranks} of {ending.ranks} on it (last word at "
+        f"{heard}){more}: it is down, or the way to it is cut; the other ranks were ended",
+        lost_hosts=hosts,
+    )
+
+
+def _gone(ending: Ending) -> Verdict:
+    """A rank, on whichever machine, that went without a word and was missed by its connection."""
+    first = ending.losses[0]
+    together = [loss for loss in ending.losses if loss.host == first.host and loss.when - first.when < _AT_ONCE_S]
+    death = ending.death
+    if death is not None and death.signal is not None and death.rank in (None, first.rank):
+        return _killed(ending, [first.rank], death.signal)
+    if ending.lost is not None and ending.lost.rank == first.rank and ending.lost.signal is not None:
+        return _killed(ending, [first.rank], ending.lost.signal)
+    if len(together) == 1:
+        who = _who(ending, [first.rank])
+    else:
+        who = f"{_ranks([loss.rank for loss in together])} of {ending.ranks} on {first.host}"
+    why = next((loss.note for loss in together if loss.note), "killed, crashed, or ended by os._exit")
+    return Verdict(ending.code or 1, f"{who} ended without a word: {why}; the other ranks were ended", ending.messages)
+
+
 def _first(ending: Ending, unwell: list[int]) -> list[int]:
     """The rank that ended first, and took the others with it; all that did not end well where nobody can tell."""
     if ending.death is not None and ending.death.rank is not None:
@@ -109,8 +183,11 @@ def _first(ending: Ending, unwell: list[int]) -> list[int]:
 
 def _who(ending: Ending, ranks: list[int]) -> str:
     """In words: "rank 1 of 2 (process 123)"."""
-    pid = ending.records[ranks[0]].pid if len(ranks) == 1 and ranks[0] in ending.records else None
-    return f"{_ranks(ranks)} of {ending.ranks}" + (f" (process {pid})" if pid else "")
+    record = ending.records.get(ranks[0]) if len(ranks) == 1 else None
+    if record is None:
+        return f"{_ranks(ranks)} of {ending.ranks}"
+    there = f" on {record.host}" if len({one.host for one in ending.records.values()}) > 1 else ""
+    return f"{_ranks(ranks)} of {ending.ranks} (process {record.pid}{there})"
 
 
 def _killed(ending: Ending, ranks: list[int], number: int) -> Verdict:
@@ -138,12 +215,16 @@ def _deserted(ending: Ending) -> Verdict:
 
 def _ranks(ranks: list[int]) -> str:
     """In words: "rank 2", "ranks 0, 1 and 3"."""
-    names = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' * (len(ranks) > 1)} {_listed([str(rank) for rank in sorted(ranks)])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """In words: "0, 1 and 3"."""
     if len(names) == 1:
-        return f"rank {names[0]}"
+        return names[0]
     if len(names) > 8:
-        return f"ranks {', '.join(names[:6])} and {len(names) - 6} more"
-    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+        return f"{', '.join(names[:6])} and {len(names) - 6} more"
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _name(number: int) -> str:

@@ -41,13 +41,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layers": TENSORS | {"module"},
     "optim": TENSORS | {"module"},
     "progress_bar": RANKS,
+    "preemption": RANKS,
     "device_group": RANKS | {"topology", "runtime"},
     "data_parallel": RANKS | {"module", "optim"},
     "tensor_parallel": RANKS | {"module", "layers"},
     "pipeline_parallel": GROUND,
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
     "distributed_cache": GROUND,
-    "checkpoint": RANKS | {"module", "optim"},
+    "checkpoint": RANKS | {"module", "runtime"},
 }
 
 # What a part may import besides, but only inside of functions or for its type annotations.

@@ -325,6 +325,10 @@ class MpiTransport(Transport):
         """Refuses arrays that an all-reduce of MPI would get wrong."""
         check_buffers(x, out)
 
+    def datatype(self, dtype: DType) -> MPI.Datatype:
+        """MPI's name for numbers of that kind."""
+        return self._mpi.Datatype.fromcode(dtype.char)
+
     def buffer(self, x: Host) -> Any:
         """An array as MPI may have it now: it reads and writes memory of the host only."""
         check_host(x)

@@ -104,6 +104,14 @@ class Generator:
     def __repr__(self) -> str:
         return f"Generator(seed={self.seed}, stream={self.stream})"
 
+    def __state__(self) -> dict[str, int]:
+        """What a checkpoint keeps."""
+        return {"seed": self.seed, "stream": self.stream}
+
+    def __restore__(self, state: dict[str, int]) -> None:
+        """Goes on where the generator of a checkpoint was."""
+        self.seed, self.stream = state["seed"], state["stream"]
+
     def bits(self, shape: Any, *, global_shape: Any = None, start: Any = None) -> Tensor:
         """uint64 words, all 64 bits random."""
         extents = creation.check_shape("random", shape)

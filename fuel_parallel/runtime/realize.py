@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fuel_parallel import failure
 from fuel_parallel.backends import backend_of
 from fuel_parallel.lazy import effects
 from fuel_parallel.lazy.node import History, Node, lose
@@ -79,6 +80,8 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
         for number in taken:
             lose(leaves[number])
         raise
+    if not failure.has_told("progressed") and (failure.is_alone() or any(n.op.crosses_ranks for n in computed)):
+        failure.tell(progressed=True)
     if recorder:
         recorder.phase("keep")
     # A variable ends here: for what was computed from it, it is a leaf.

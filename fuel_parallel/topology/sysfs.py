@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fuel_parallel.errors import DataError
 from fuel_parallel.topology.cores import parse_list
@@ -14,8 +14,7 @@ LONGEST = 1 << 16
 """No file that is read here is longer."""
 
 
-@dataclass(frozen=True)
-class Sysfs:
+class Sysfs(NamedTuple):
     """The files of a machine, of this one with the root "/"."""
 
     root: Path = Path("/")

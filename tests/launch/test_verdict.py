@@ -83,4 +83,4 @@ def test_mpi_abort_counts_though_mpich_lets_scripts_go_on_after_it() -> None:
 
 
 def test_the_users_signal_comes_before_all_else() -> None:
-    assert judge(Ending(2, records(r0=0, r1=1), stopped_by=2)) == Verdict(130)
+    assert judge(Ending(2, records(r0=0, r1=1), stopped_by=2)) == Verdict(130, final=True)

@@ -81,6 +81,14 @@ def test_more_ranks_than_tasks_are_refused_with_both_numbers() -> None:
         read().check(6)
 
 
+def test_a_part_of_the_nodes_can_be_used() -> None:
+    part = read().on_nodes(2)
+    assert (part.nodes, part.tasks, part.slots, part.cpus) == (("gpu08", "gpu09"), 4, (2, 2), (8, 8))
+    assert read().on_nodes(3) == read()
+    with pytest.raises(LaunchError, match=r"--nnodes 4 is more than the 3 nodes of SLURM job 7"):
+        read().on_nodes(4)
+
+
 def test_a_step_has_the_cores_of_its_job_and_shares_them() -> None:
     found = read(SLURM_STEP_ID="0", SLURM_TASKS_PER_NODE="1(x3)")
     assert (found.in_step, found.slots, found.cpus_per_task) == (True, (8, 8, 4), None)
@@ -123,7 +131,7 @@ def test_where_slurm_is_not_installed_the_host_tells(tmp_path, monkeypatch) -> N
 
 def test_the_environment_of_srun_does_not_contradict_its_options() -> None:
     environ = {**BATCH, "SRUN_CPUS_PER_TASK": "2", "SLURM_TRES_PER_TASK": "cpu=4", "SLURM_EXPORT_ENV": "NONE", "A": "1"}
-    for_job = allocation.environ_for_job({**environ, "SLURM_NTASKS_PER_NODE": "2"}, 3, read())
+    for_job = read().cleaned({**environ, "SLURM_NTASKS_PER_NODE": "2"}, 3)
     assert not {"SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_NODE"} & set(
         for_job
     )

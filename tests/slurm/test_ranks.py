@@ -64,6 +64,16 @@ def test_fewer_ranks_than_tasks_are_fine_and_more_are_an_error(user) -> None:
     assert "status 2" in done.stdout
 
 
+def test_ranks_on_each_node_and_a_part_of_the_nodes_can_be_asked_for(user) -> None:
+    user.write(WHO)
+    done = user.in_shell(
+        "-N2 --ntasks-per-node=2", "fuelrun --ppn 1 script.py && fuelrun --nnodes 1 --dry-run script.py"
+    )
+    assert done.returncode == 0, done.stderr
+    assert [rank["node"] for rank in ranks(user)] == ["n1", "n2"]
+    assert "--nodes=1 --ntasks=2" in done.stdout
+
+
 def test_one_task_of_a_shell_on_another_machine_runs_on_the_node(user) -> None:
     user.write(WHO)
     done = user.in_shell("-N1 -n1", "fuelrun script.py")

@@ -112,7 +112,9 @@ def test_unary(name: str, oracle: Any, domain: tuple[Any, ...], shape: tuple[int
             wanted = oracle(widen(x))
         if name in ("floor", "ceil", "trunc", "round") and dtypes.kind(dtype) == "integral":
             wanted = x
-        same(getattr(ft, name)(ft.asarray(x)), wanted, exact=name != "sigmoid")
+        # numpy's complex square rounds in one way for vectors and in another for single numbers.
+        inexact = name == "sigmoid" or (name == "square" and dtype in COMPLEX)
+        same(getattr(ft, name)(ft.asarray(x)), wanted, exact=not inexact)
 
 
 @pytest.mark.parametrize(("name", "oracle", "domain"), BINARY, ids=[entry[0] for entry in BINARY])
