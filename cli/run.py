@@ -202,7 +202,11 @@ def run(
         # Both: a rank that draws on the terminal prints there as well, and what is printed may belong into a file.
         terminal=shutil.get_terminal_size().columns if os.isatty(1) and os.isatty(2) else None,
     )
-    found, reason = (find_engine(mpirun, engine), "") if job is None else slurm_job.engine(job, mpirun, engine)
+    if job is None:
+        found, reason = find_engine(mpirun, engine), ""
+    else:
+        job = slurm_job.reachable(job, interface)
+        found, reason = slurm_job.engine(job, mpirun, engine)
     plan = make_plan(found, target, ranks or 1, options, machines, job)
     if dry_run:
         click.echo(plan.shell_line())

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from fuelrun.launch import allocation
-from fuelrun.launch.allocation import Allocation
+from fuelrun.launch.allocation import Allocation, is_this_machine
 from fuelrun.launch.engine import Engine
 
 
@@ -39,8 +39,8 @@ def with_numbers(
     if per_node is not None:
         if ranks not in (None, per_node * len(job.nodes)):
             raise click.UsageError(
-                f"-n {ranks} is not --ppn {per_node} on each of {len(job.nodes)} nodes of SLURM job {job.job_id}, which "
-                f"are {per_node * len(job.nodes)}; leave one of the numbers out"
+                f"-n {ranks} is not --ppn {per_node} on each of {len(job.nodes)} nodes of SLURM job {job.job_id}, "
+                f"which are {per_node * len(job.nodes)}; leave one of the numbers out"
             )
         ranks = per_node * len(job.nodes)
         job = replace(job, per_node=per_node)
@@ -48,6 +48,18 @@ def with_numbers(
         return job, job.tasks
     job.check(ranks)
     return job, ranks
+
+
+def reachable(job: Allocation, interface: str | None) -> Allocation:
+    """With an address at which ranks on other nodes reach this process, and leave word. Raises `LaunchError`."""
+    others = tuple(node for node in job.nodes if not is_this_machine(node, os.environ))
+    if not others:
+        return job
+    from fuelrun.launch import network
+
+    choice = network.choose(others, interface or "")
+    # Which network MPI takes is its own affair in a cluster, unless the user has said something else.
+    return replace(job, own_address=choice.interface.address, network=choice.interface.network if interface else "")
 
 
 def engine(job: Allocation, mpirun: str | None, wanted: str) -> tuple[Engine, str]:

@@ -40,6 +40,8 @@ class Allocation:
         gpus_per_node: GPUs of each node that the job may use; 0 for none.
         gpus_per_task: They were asked for by --gpus-per-task, so each rank sees its own only.
         per_node: How many ranks each node is to get; None to leave that to SLURM.
+        own_address: Where ranks on other nodes reach this process; "" where there are none.
+        network: The network that the user wants the ranks to take, "" for the MPI's choice.
         in_step: This shell is a step itself (`srun --pty bash`) and holds the job's cores.
     """
 
@@ -53,6 +55,8 @@ class Allocation:
     gpus_per_task: bool = False
     in_step: bool = False
     per_node: int | None = None
+    own_address: str = ""
+    network: str = ""
 
     def nodes_for(self, ranks: int) -> int:
         """How many of the nodes have room for so many ranks.
@@ -85,8 +89,7 @@ class Allocation:
 
     def holds_this_machine(self, environ: Mapping[str, str]) -> bool:
         """False in the shell of an `salloc` that stays on the login node."""
-        here = environ.get("SLURMD_NODENAME") or socket.gethostname()
-        return any(node.partition(".")[0] == here.partition(".")[0] for node in self.nodes)
+        return any(is_this_machine(node, environ) for node in self.nodes)
 
     def node_list(self) -> str:
         """The nodes as SLURM writes them: `n[1-4]`."""
@@ -204,6 +207,12 @@ def _repeated(environ: Mapping[str, str], name: str, nodes: int) -> tuple[int, .
             "the variables are of different jobs; unset those that begin with SLURM_"
         )
     return tuple(counts)
+
+
+def is_this_machine(node: str, environ: Mapping[str, str]) -> bool:
+    """Whether a node of a job is the machine of this process; slurmd tells its name, which need not be the host's."""
+    here = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return node.partition(".")[0] == here.partition(".")[0]
 
 
 def why_stale(allocation: Allocation) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fuel_parallel.environment import without_launcher
 from fuelrun.launch import rendezvous
 from fuelrun.launch.engine import Engine, Job
+from fuelrun.launch.network import NETWORK
 from fuelrun.launch.processes import cores
 from fuelrun.launch.rank import TAG_OUTPUT, THREADS, rank_command
 from fuelrun.launch.script import Script
@@ -107,6 +108,8 @@ def make_plan(
     if allocation is not None:
         added |= rendezvous.of_nodes(allocation.nodes, allocation.job_id, os.environ)
         environ = allocation.cleaned(environ, ranks)
+        if allocation.network:
+            added[NETWORK] = allocation.network
     else:
         added |= rendezvous.of_this_machine(os.environ) if machines is None else machines.told(options.mpi_arguments)
     added |= options.settings
@@ -132,6 +135,6 @@ def make_plan(
         options=options,
         notes=tuple(notes),
         details=tuple(details),
-        reachable_at=machines.own_address if machines is not None else "",
+        reachable_at=next((others.own_address for others in (machines, allocation) if others is not None), ""),
         told_by_slurm=engine.starts_steps,
     )

@@ -101,6 +101,7 @@ def user(tmp_path: Path, cluster: Cluster) -> Iterator[User]:
     environ = {name: value for name, value in without_launcher(os.environ).items() if not name.startswith(ours)}
     environ |= cluster.environ
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"
+    environ["FUELRUN_INTERFACE"] = "lo"  # both nodes are this machine, and no name server knows them
     environ["XDG_CONFIG_HOME"] = str(tmp_path / "no defaults")
     yield User(tmp_path, cluster, environ)
     cluster.empty()
