@@ -196,14 +196,16 @@ class Cluster:
         wait_until((self.folder / "munge.socket").exists, 10, "munged")
         self._daemon("slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
         for node in NODES:
-            self._daemon("slurmd", "-D", "-f", str(self.folder / "slurm.conf"), "-N", node)
+            self._daemon("slurmd", "-D", "-f", str(self.folder / "slurm.conf"), "-N", node, host=node)
         wait_until(self._is_up, 30, f"SLURM: {self.logs()}")
 
-    def _daemon(self, name: str, *words: str) -> None:
+    def _daemon(self, name: str, *words: str, host: str = "") -> None:
+        """With `host`, the daemon and its jobs see another host name: to them it is a machine of its own."""
+        named = [program("unshare"), "--uts", "sh", "-c", f'hostname {host}; exec "$@"', "sh"] if host else []
         with (self.folder / f"{name}.{len(self.daemons)}.out").open("wb") as out:
             self.daemons.append(
                 subprocess.Popen(
-                    [program(name), *words],
+                    [*named, program(name), *words],
                     env={**os.environ, **self.environ},
                     stdin=subprocess.DEVNULL,
                     stdout=out,

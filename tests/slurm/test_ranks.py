@@ -8,12 +8,12 @@ import pytest
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR")
 WHO = f"""\
-import json, os
+import json, os, socket
 import fuel_parallel as fp
 world = fp.init()
 total = world.all_reduce(fp.lazy.ones(2)).numpy()
 mine = {{name: os.environ.get(name) for name in {VARIABLES!r}}}
-mine |= {{"sum": float(total[0]), "node": os.environ["SLURMD_NODENAME"]}}
+mine |= {{"sum": float(total[0]), "node": socket.gethostname()}}
 mine |= {{"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "cpus": os.environ.get("SLURM_CPUS_PER_TASK")}}
 task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
 open(f"rank{{task}}-{{world.rank}}.json", "w").write(json.dumps(mine))
