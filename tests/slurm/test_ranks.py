@@ -111,6 +111,12 @@ def test_srun_can_start_fuelrun_itself(user, pmi: str) -> None:
     ]
 
 
+def test_doctor_says_what_starts_ranks_in_a_job(user, pmi: str) -> None:
+    done = user.in_shell("-N2", "cd / && fuelrun doctor --no-launch --json")
+    assert "2 nodes (n[1-2]), 2 tasks; ranks are started by srun" in done.stdout, done.stderr
+    assert f"--mpi={pmi}" in done.stdout
+
+
 @pytest.mark.parametrize("wrong", ["none", "other"])
 def test_ranks_that_each_believe_to_be_alone_are_an_error(user, pmi: str, wrong: str) -> None:
     if wrong == "other" and pmi == "pmi2":
