@@ -135,7 +135,10 @@ class Cluster:
         return self.fields(job)["JobState"]
 
     def wait_for_state(self, job: str, *states: str, seconds: float = 40.0) -> str:
-        wait_until(lambda: self.state(job) in states, seconds, f"job {job} is {self.state(job)}, not {states}")
+        try:
+            wait_until(lambda: self.state(job) in states, seconds, f"job {job}")
+        except TimeoutError as problem:
+            raise TimeoutError(f"{problem}: it is {self.state(job)} and not {states}") from None
         return self.state(job)
 
     def wait_for_end(self, job: str, seconds: float = 40.0) -> str:
