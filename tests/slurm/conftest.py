@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the scripts beside the tests a
 from cluster import Cluster, NotHere, start_cluster, wait_until
 
 from fuel_parallel.environment import without_launcher
+from fuelrun.launch import network
 from fuelrun.launch.find import library, mpirun_of
 
 
@@ -101,7 +102,9 @@ def user(tmp_path: Path, cluster: Cluster) -> Iterator[User]:
     environ = {name: value for name, value in without_launcher(os.environ).items() if not name.startswith(ours)}
     environ |= cluster.environ
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"
-    environ["FUELRUN_INTERFACE"] = "lo"  # both nodes are this machine, and no name server knows them
+    # Both nodes are this machine, and no name server knows them. UCX takes loopback for no way to another host.
+    names = [interface.name for interface in network.interfaces()]
+    environ["FUELRUN_INTERFACE"] = next((name for name in names if name != "lo"), "lo")
     environ["XDG_CONFIG_HOME"] = str(tmp_path / "no defaults")
     yield User(tmp_path, cluster, environ)
     cluster.empty()
