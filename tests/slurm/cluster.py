@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fuelrun.launch.processes import ending_with_parent
+
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
 FOLDERS = "/usr/sbin:/usr/local/sbin:/sbin"
 NODES = ("n1", "n2")
@@ -214,6 +216,7 @@ class Cluster:
                     stdout=out,
                     stderr=out,
                     start_new_session=True,
+                    preexec_fn=ending_with_parent(),  # a test run that is killed leaves no daemons
                 )
             )
 
