@@ -80,6 +80,7 @@ test-mpich: $(MPICH_VENV)/test.stamp
 	for n in $(RANKS); do part "MPI tests, MPICH, $$n ranks" on_ranks $(MPICH_VENV) $$n; done; \
 	part "random programs and kills, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/stress $(PYTEST_OPTIONS); \
 	part "two machines, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/hosts -k "add_up or daemon or cable" $(PYTEST_OPTIONS); \
+	part "SLURM, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/slurm/test_ranks.py -k "batch_script or srun_can or alone" $(PYTEST_OPTIONS); \
 	report
 
 stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp

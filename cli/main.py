@@ -22,6 +22,9 @@ from fuel_parallel.version import __version__
 
 COMMANDS = {
     "run": "Run a script on N ranks (the default: the word `run` can be left out).",
+    "sbatch": "Write a batch script for SLURM, or submit it.",
+    "status": "Show jobs of SLURM: yours, or those named.",
+    "logs": "Show the output of a job of SLURM, and follow it.",
     "trace": "Sum up a trace that `fuelrun --trace FILE` wrote.",
     "plan": "Show the quickest ways to split a model over a machine.",
     "bench": "Measure collectives on this machine; --tune keeps what is faster.",

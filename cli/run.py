@@ -147,7 +147,7 @@ def run(
     """Run SCRIPT on N ranks. What follows SCRIPT belongs to the script.
 
     Without -n, one rank runs in this process; inside mpirun or srun, this process becomes its rank. With -H or
-    --hostfile, ranks run on other machines as well.
+    --hostfile, ranks run on other machines as well; in a SLURM job, on its nodes, as many as it has tasks.
     """
     target = Script(script, arguments, module)
     claim = environment.detect()
@@ -159,8 +159,16 @@ def run(
     for name in defaults.strange_variables(context.command) if not quiet else ():
         click.echo(f"fuelrun: {name} is set, but there is no such option; see fuelrun --help", err=True)
     _check(target)
-    wish = None if inside else machine_options.wish(ranks, nnodes, ppn, host, hostfile)
-    machines = None
+    job = None
+    if not inside and "SLURM_JOB_ID" in os.environ and host is None and hostfile is None:
+        from fuelrun import slurm_job
+
+        job = slurm_job.around_us(quiet)
+    wish = machines = None
+    if job is not None:
+        job, ranks = slurm_job.with_numbers(job, ranks, nnodes, ppn, context)
+    elif not inside:
+        wish = machine_options.wish(ranks, nnodes, ppn, host, hostfile)
     if wish is not None:
         ranks, machines = machine_options.prepare(wish, target, interface=interface, launch_agent=launch_agent)
     trace_to = _prepare_trace(trace) if trace else None
@@ -170,7 +178,8 @@ def run(
         **settings.of_binding(bind),
         **settings.of_mesh(mesh, topology, None if inside else ranks or 1),
     }
-    if inside or ((ranks or 1) == 1 and machines is None and not max_restarts):
+    elsewhere = machines is not None or (job is not None and not job.holds_this_machine(os.environ))
+    if inside or ((ranks or 1) == 1 and not elsewhere and not max_restarts):
         from fuelrun.launch.rank import become_rank, rank_command
 
         if dry_run:
@@ -193,12 +202,17 @@ def run(
         # Both: a rank that draws on the terminal prints there as well, and what is printed may belong into a file.
         terminal=shutil.get_terminal_size().columns if os.isatty(1) and os.isatty(2) else None,
     )
-    found = find_engine(mpirun, engine)
-    plan = make_plan(found, target, ranks or 1, options, machines)
+    if job is None:
+        found, reason = find_engine(mpirun, engine), ""
+    else:
+        job = slurm_job.reachable(job, interface)
+        found, reason = slurm_job.engine(job, mpirun, engine)
+    plan = make_plan(found, target, ranks or 1, options, machines, job)
     if dry_run:
         click.echo(plan.shell_line())
         return 0
-    for note in (*(plan.notes if not quiet else ()), *(plan.details if verbose else ())):
+    details = (*plan.details, reason) if reason else plan.details
+    for note in (*(plan.notes if not quiet else ()), *(details if verbose else ())):
         click.echo(f"fuelrun: {note}", err=True)
     if verbose:
         click.echo(f"fuelrun: {plan.shell_line()}", err=True)
@@ -223,6 +237,8 @@ def run(
         outcome = _gather_traces(trace_to, ranks or 1)
         if not quiet:
             click.echo(f"fuelrun: {outcome}", err=True)
+    if job is not None and verdict.code:
+        slurm_job.requeue(job)
     return verdict.code
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,9 +22,11 @@ import msgspec
 from fuel_parallel import environment
 from fuel_parallel.errors import LaunchError
 from fuel_parallel.version import __version__
-from fuelrun.launch import find
+from fuelrun.launch import allocation, find
+from fuelrun.launch.allocation import Allocation
 from fuelrun.launch.processes import cores
 from fuelrun.launch.rank import THREAD_VARIABLES
+from fuelrun.launch.srun import srun_for
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -67,13 +69,16 @@ def examine(*, launch: bool = True) -> Iterator[Finding]:
         "MPI library", f"{library.flavour or library.text.splitlines()[0]} {library.version} ({library.path})"
     )
     yield from _mpirun(library)
+    job, slurm = _slurm(library) if claim is None or not claim.parallel else (None, None)
+    if slurm is not None:
+        yield slurm
     yield _cuda(library)
     yield _cupy()
     yield _device_transport()
     if claim is not None and claim.parallel:
         yield Finding("two ranks", "not tried: this is a rank already")
     elif launch:
-        yield _two_ranks()
+        yield _two_ranks(in_job=job is not None and max(job.tasks, sum(job.slots)) > 1)
 
 
 def _cores() -> Finding:
@@ -93,9 +98,22 @@ def _launcher(claim: environment.LauncherClaim | None) -> Finding:
     if claim is not None:
         size = "an unknown number" if claim.world_size is None else claim.world_size
         return Finding("launcher", f"{claim.launcher}: rank {claim.rank} of {size}")
-    if job := os.environ.get("SLURM_JOB_ID"):
-        return Finding("launcher", f"none; SLURM job {job}, outside of its tasks")
     return Finding("launcher", "none: fuelrun starts the ranks")
+
+
+def _slurm(library: find.Library) -> tuple[Allocation | None, Finding | None]:
+    """The SLURM job around us, and what starts ranks in it."""
+    name = "SLURM job"
+    try:
+        job, note = allocation.find(os.environ)
+    except LaunchError as error:
+        return None, Finding(name, os.environ.get("SLURM_JOB_ID", ""), ok=False, remedy=str(error))
+    if job is None:
+        return None, Finding(name, "none", remedy=note) if note else None
+    engine, reason = srun_for(library, job, os.environ)
+    if engine is None:
+        return job, Finding(name, f"{job.describe()}; ranks are started by mpirun", remedy=reason)
+    return job, Finding(name, f"{job.describe()}; ranks are started by {engine.name} {engine.version}")
 
 
 def _mpirun(library: find.Library) -> Iterator[Finding]:
@@ -135,12 +153,12 @@ print("answer", library.MPIX_Query_cuda_support() if hasattr(library, "MPIX_Quer
 """
 
 
-def _run(words: list[str], timeout: float) -> tuple[int, str, str]:
+def _run(words: list[str], timeout: float, environ: Mapping[str, str] = os.environ) -> tuple[int, str, str]:
     """Exit status, output and errors of a child outside of any job; -1 when it took too long."""
     try:
         child = subprocess.run(
             words,
-            env=environment.without_launcher(os.environ),
+            env=environment.without_launcher(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -231,12 +249,15 @@ if world.rank == 0:
 """
 
 
-def _two_ranks() -> Finding:
+def _two_ranks(*, in_job: bool) -> Finding:
+    """A try; outside of a SLURM job that has no room for two."""
+    environ = os.environ if in_job else allocation.without_job(os.environ)
     with tempfile.TemporaryDirectory(prefix="fuelrun-doctor-") as folder:
         script = Path(folder, "two_ranks.py")
         script.write_text(_TRY)
         begin = time.monotonic()
-        status, text, errors = _run([sys.executable, "-m", "fuelrun", "--quiet", "-n", "2", str(script)], timeout=60)
+        command = [sys.executable, "-m", "fuelrun", "--quiet", "-n", "2", str(script)]
+        status, text, errors = _run(command, timeout=60, environ=environ)
         took = time.monotonic() - begin
     if status == 0 and "sum 3 of 2" in text:
         return Finding("two ranks", f"started, summed and ended in {took:.1f} s")

@@ -88,6 +88,10 @@ class Engine(Protocol):
         """Version of `mpirun`."""
 
     @property
+    def starts_steps(self) -> bool:
+        """Whether its ranks are tasks of SLURM."""
+
+    @property
     def banners(self) -> tuple[Banner, ...]:
         """Messages that say no more than fuelrun does in one line."""
 

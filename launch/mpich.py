@@ -33,6 +33,7 @@ class Mpich:
     version: str
     name: str = "MPICH"
     banners: tuple[Banner, ...] = _BANNERS
+    starts_steps: bool = False
 
     def command(self, job: Job) -> list[str]:
         """Hydra binds nothing and counts no slots unless asked to."""

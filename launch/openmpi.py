@@ -42,6 +42,7 @@ class OpenMpi:
     version: str
     name: str = "Open MPI"
     banners: tuple[Banner, ...] = _BANNERS
+    starts_steps: bool = False
 
     @property
     def _is_4(self) -> bool:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from fuel_parallel.environment import without_launcher
 from fuelrun.launch import rendezvous
 from fuelrun.launch.engine import Engine, Job
+from fuelrun.launch.network import NETWORK
 from fuelrun.launch.processes import cores
 from fuelrun.launch.rank import TAG_OUTPUT, THREADS, rank_command
 from fuelrun.launch.script import Script
 
 if TYPE_CHECKING:
+    from fuelrun.launch.allocation import Allocation
     from fuelrun.launch.machines import Machines
 
 TERMINAL = "FUEL_TERMINAL"
@@ -58,6 +60,7 @@ class Plan:
         notes: What the user should know about it, one line each.
         details: What only `--verbose` tells.
         reachable_at: Our address for the ranks on other machines, "" when there are none.
+        told_by_slurm: The ranks are a step of SLURM, which sends them SIGTERM itself when it ends the job.
     """
 
     engine: Engine
@@ -69,6 +72,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     reachable_at: str = ""
+    told_by_slurm: bool = False
 
     def shell_line(self) -> str:
         """The plan as one line for a shell. Run by hand it starts the same ranks, with nobody watching them."""
@@ -76,14 +80,22 @@ class Plan:
         return shlex.join([*(("env", *added) if added else ()), *self.command])
 
 
-def make_plan(engine: Engine, script: Script, ranks: int, options: Options, machines: Machines | None = None) -> Plan:
-    """How `engine` would start `script`, on this machine alone unless others are given."""
-    available = cores()
+def make_plan(
+    engine: Engine,
+    script: Script,
+    ranks: int,
+    options: Options,
+    machines: Machines | None = None,
+    allocation: Allocation | None = None,
+) -> Plan:
+    """How `engine` would start `script`, on this machine alone unless others or a SLURM job are given."""
+    available = cores() if allocation is None else sum(allocation.cpus)
     job = Job(
         ranks=ranks,
         command=tuple(rank_command(script)),
         shared_cores=(ranks if machines is None else machines.ranks_here()) > available,
         arguments=options.mpi_arguments,
+        per_node=allocation.per_node if allocation is not None else None,
     )
     added: dict[str, str] = {}
     if options.threads is not None:
@@ -92,7 +104,14 @@ def make_plan(engine: Engine, script: Script, ranks: int, options: Options, mach
         added[TAG_OUTPUT] = "1"
     if options.terminal is not None:
         added[TERMINAL] = str(options.terminal)
-    added |= rendezvous.of_this_machine(os.environ) if machines is None else machines.told(options.mpi_arguments)
+    environ = without_launcher(os.environ)
+    if allocation is not None:
+        added |= rendezvous.of_nodes(allocation.nodes, allocation.job_id, os.environ)
+        environ = allocation.cleaned(environ, ranks)
+        if allocation.network:
+            added[NETWORK] = allocation.network
+    else:
+        added |= rendezvous.of_this_machine(os.environ) if machines is None else machines.told(options.mpi_arguments)
     added |= options.settings
     if machines is not None:
         job = machines.joined(job, {*os.environ, *added}, options.settings)
@@ -104,14 +123,18 @@ def make_plan(engine: Engine, script: Script, ranks: int, options: Options, mach
         details.append("Open MPI refuses to run as root; OMPI_ALLOW_RUN_AS_ROOT is set for it")
     if machines is not None:
         details.append(machines.described())
+    if allocation is not None:
+        details.append(allocation.describe())
+        notes += allocation.advice()
     return Plan(
         engine=engine,
         ranks=ranks,
         command=tuple(engine.command(job)),
-        environ=without_launcher(os.environ),
+        environ=environ,
         added=added,
         options=options,
         notes=tuple(notes),
         details=tuple(details),
-        reachable_at=machines.own_address if machines is not None else "",
+        reachable_at=next((others.own_address for others in (machines, allocation) if others is not None), ""),
+        told_by_slurm=engine.starts_steps,
     )

@@ -34,6 +34,18 @@ def of_this_machine(environ: Mapping[str, str]) -> dict[str, str]:
         return {ADDRESS: "127.0.0.1", PORT: str(listener.getsockname()[1])}
 
 
+def of_nodes(nodes: tuple[str, ...], job_id: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """For ranks that are about to be started on the nodes of a batch job: they meet on the first one.
+
+    Which ports are free there is not known; the one here follows from the job and this process.
+    """
+    if len(nodes) == 1:
+        return of_this_machine(environ)
+    if JOB_ID not in environ and (ADDRESS in environ or PORT in environ):
+        return {}
+    return {ADDRESS: nodes[0], PORT: _port(f"{job_id}/{os.getpid()}")}
+
+
 def of_a_rank(claim: LauncherClaim, environ: Mapping[str, str]) -> dict[str, str]:
     """For a rank that another launcher has started: the same on all ranks of its job, or nothing where that is unknown.
 
@@ -47,6 +59,10 @@ def of_a_rank(claim: LauncherClaim, environ: Mapping[str, str]) -> dict[str, str
     hosts = ("127.0.0.1",) if alone else hosts_of_the_job(environ)
     if not job or not hosts:
         return {}
+    return {ADDRESS: hosts[0], PORT: _port(job)}
+
+
+def _port(job: str) -> str:
     import zlib
 
-    return {ADDRESS: hosts[0], PORT: str(FIRST_PORT + zlib.crc32(job.encode()) % PORTS)}
+    return str(FIRST_PORT + zlib.crc32(job.encode()) % PORTS)

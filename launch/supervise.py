@@ -46,6 +46,7 @@ _MPIRUN_ACTS_S = 1.0  # how long mpirun may take to end a job in which a rank fa
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _MISSED_S = 2.0  # how long the others may take after a rank has left for good
 _DRAIN_S = 1.0  # how long output may still come after mpirun has ended
+_SLURM_ENDS_S = 2.0  # SLURM's SIGTERM to a whole job comes right after a SIGCONT
 
 
 class _Stage(enum.IntEnum):
@@ -83,6 +84,7 @@ class _Supervision:
         self._deserters: list[int] = []
         self._stopped_by: int | None = None
         self._notice_at: float | None = None
+        self._continued_at = -_SLURM_ENDS_S
         self._death: Death | None = None
         self._seen_death: Death | None = None  # for when mpirun does not tell
         self._lost: Death | None = None  # the first rank of this host that ended, and when that was seen
@@ -170,7 +172,10 @@ class _Supervision:
                 self._streams.release_overdue()
                 if self._streams.reader_gone and self._stopped_by is None:
                     self._stop(signal.SIGPIPE, signal.SIGTERM)
-                for number in self._signals.take():
+                taken = self._signals.take()
+                if signal.SIGCONT in taken:
+                    self._continued_at = time.monotonic()
+                for number in taken:
                     self._signal(number)
                 status = self._mpirun.poll()
                 if status is None or self._others_live():
@@ -295,6 +300,8 @@ class _Supervision:
 
     def _signal(self, number: int) -> None:
         self._look()
+        if number == signal.SIGCONT:
+            return
         if number in PASSED_ON:
             self._send(number)
         elif self._stopped_by is None:
@@ -311,7 +318,8 @@ class _Supervision:
     def _stop(self, reason: int, number: int) -> None:
         """Ask every rank to end, by signal `number`."""
         self._stopped_by = reason
-        self._send(number)
+        if not (number == signal.SIGTERM and self._told_by_slurm()):
+            self._send(number)
         # Before all ranks are up there is no script yet that could want the time.
         up = len(self._records) == self._plan.ranks
         asked = [record.grace for record in self._records.values()] if number == signal.SIGTERM else []
@@ -320,6 +328,10 @@ class _Supervision:
             self._stage, self._next_push = _Stage.ASKED, time.monotonic() + grace
             if reason == signal.SIGINT and grace > 1:
                 self._notice_at = time.monotonic() + 0.8
+
+    def _told_by_slurm(self) -> bool:
+        """Whether SLURM is ending the job: then the ranks have got this signal from it, and are not to get it twice."""
+        return self._plan.told_by_slurm and time.monotonic() - self._continued_at < _SLURM_ENDS_S
 
     def _push(self) -> None:
         """When the time for the last step is over, take the next."""
