@@ -3,7 +3,9 @@
 An MPI removes its files itself when a job ends well. Of ranks that were killed it leaves them: 16 MiB a rank and more,
 until the machine is started again. Which files are a job's is seen in the memory maps of its ranks while they live.
 Some can be missed, of a rank that is killed at its start; so of a job that failed, files of its time count as well, if
-they have the name of an MPI's, are mine, and no process has them in its memory.
+they have the name of an MPI's, are mine, and no process has them in its memory. But that holds for those of another job
+for a moment, too, between making a file and mapping it; and ranks that do not find each other's files wait for ever. So
+these are taken away some seconds later, if they still belong to nobody.
 
 `fuelrun -n` does this when the job has ended. Where an mpirun has started the ranks, or fuelrun is on another machine,
 the first rank of each node leaves a process behind that does it when that mpirun is gone. It ends what the scripts have
@@ -18,7 +20,7 @@ import re
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fuelrun.launch import processes
@@ -35,6 +37,7 @@ _LOOKS_S = 0.1  # between two looks at ranks that have not initialised MPI
 _RARE_LOOKS_S = 2.0  # the same, of a job that seems to have no MPI
 _RANKS_LOOK_S = 0.5  # between two looks at whether ranks live
 _RANKS_END_S = 3.0  # how long the ranks may outlive their launcher
+_STARTS_S = 10.0  # how long a rank of another job may take between making a file and mapping it
 
 
 class SharedFiles:
@@ -50,8 +53,10 @@ class SharedFiles:
             self.names.update(_mapped(pid))
 
     def remove(self, *, failed: bool) -> None:
-        """To be called when the ranks are gone. Of a job that failed it also finds files that nobody has noted."""
-        until = time.time()
+        """To be called when the ranks are gone. Of a job that failed it also finds files that nobody has noted.
+
+        Those are removed some seconds later, by a process that is left behind.
+        """
         listed = list(_listed())
         prefixes = {found[1] for name in self.names if (found := _ONE_OF_A_RANK.fullmatch(name))}
         mine = {
@@ -59,11 +64,9 @@ class SharedFiles:
             for name in listed
             if name in self.names or ((found := _ONE_OF_A_RANK.fullmatch(name)) and found[1] in prefixes)
         }
-        if failed:
-            mine |= set(_of_nobody([name for name in listed if name not in mine], self.since, until))
-        for name in mine:
-            with contextlib.suppress(OSError):
-                (FOLDER / name).unlink()
+        _unlink(mine)
+        if failed and (rest := _of_nobody([name for name in listed if name not in mine], self.since, time.time())):
+            _leave_behind(lambda: _remove_if_still_nobodys(rest))
 
 
 def _listed() -> Iterator[str]:
@@ -78,6 +81,18 @@ def _mapped(pid: int | str) -> set[str]:
         paths = {line.split(None, 5)[5] for line in lines if str(FOLDER) in line}
         return {path.removeprefix(f"{FOLDER}/") for path in paths if _OF_AN_MPI.fullmatch(path[len(str(FOLDER)) + 1 :])}
     return set()
+
+
+def _unlink(names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(OSError):
+            (FOLDER / name).unlink()
+
+
+def _remove_if_still_nobodys(names: list[str]) -> None:
+    until = time.time()
+    time.sleep(_STARTS_S)
+    _unlink(_of_nobody(names, 0.0, until))  # one that was made anew is another's
 
 
 def _of_nobody(names: list[str], since: float, until: float) -> list[str]:
@@ -103,8 +118,12 @@ def remove_after(launcher: int, job_id: str = "") -> None:
     To be called before this process has any thread or connection of its own.
     """
     ranks_are_enough = bool(job_id) and launcher == os.getppid()
-    if not FOLDER.is_dir() or not hasattr(os, "pidfd_open"):
-        return
+    if FOLDER.is_dir() and hasattr(os, "pidfd_open"):
+        _leave_behind(lambda: _wait_and_remove(launcher, job_id, ranks_are_enough))
+
+
+def _leave_behind(work: Callable[[], None]) -> None:
+    """Does it in a process of its own, which outlives this one and the job."""
     try:
         first = os.fork()
     except OSError:
@@ -118,7 +137,7 @@ def remove_after(launcher: int, job_id: str = "") -> None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
             _let_go()
-            _wait_and_remove(launcher, job_id, ranks_are_enough)
+            work()
     finally:
         os._exit(0)
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
+
+from fuelrun.launch import shared_memory
+from fuelrun.launch.shared_memory import SharedFiles
 
 SHARED = Path("/dev/shm")
 
@@ -47,3 +53,24 @@ def test_a_killed_rank_leaves_no_window(fuelrun) -> None:
     assert process.returncode == 128 + signal.SIGKILL
     assert fuelrun.nobody_left_within(5)
     assert not [name for name in windows if Path(name.removesuffix(" (deleted)")).exists()]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="windows lie elsewhere")
+def test_a_file_that_another_job_is_about_to_map_is_left_to_it(monkeypatch) -> None:
+    """A rank makes its segment, fills it, and maps it: for some milliseconds no process has it in its memory."""
+    monkeypatch.setattr(shared_memory, "_STARTS_S", 1.0)
+    names = [SHARED / f"sm_segment.test.{os.getpid()}.{number}.0" for number in range(2)]
+    files = SharedFiles()
+    try:
+        for name in names:
+            name.write_bytes(bytes(4096))
+        files.remove(failed=True)
+        assert all(name.exists() for name in names)
+        with names[0].open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+            deadline = time.monotonic() + 10
+            while names[1].exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert [name.exists() for name in names] == [True, False]
+    finally:
+        for name in names:
+            name.unlink(missing_ok=True)

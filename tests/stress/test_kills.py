@@ -29,6 +29,7 @@ SCRIPT = Path(__file__).with_name("train.py")
 STEPS = "40"
 WITHIN_S = 5.0
 SHARED = Path("/dev/shm")
+CLEANED_S = 15.0
 OF_A_RANK = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
 # A process alone in its MPI has a job that ends in 0000; those are other programs on this machine.
 OF_OPEN_MPI = re.compile(r"sm_segment\.(?!.*0000\.0$)|vader_|osc_")
@@ -47,7 +48,8 @@ class Job:
             try:
                 if not entry.name.isdigit() or self.mark not in (entry / "environ").read_bytes().split(b"\0"):
                     continue
-                if "(zombie)" not in (entry / "status").read_text():
+                status = (entry / "status").read_text()
+                if "(zombie)" not in status and f"Name:\t{CLEANER}" not in status:
                     yield entry
             except OSError:
                 continue
@@ -156,7 +158,9 @@ def kill_one(rng: random.Random, launcher: str, longest: float, folder: Path, nu
     while (left := list(job.processes())) and time.monotonic() - begin < WITHIN_S:
         time.sleep(0.02)
     took = max(took, time.monotonic() - begin if left else took)
-    left_files = left_of(known, shared_files() - before)
+    # What nobody had noted is taken away some seconds later.
+    while (left_files := left_of(known, shared_files() - before)) and time.monotonic() - begin < WITHIN_S + CLEANED_S:
+        time.sleep(0.2)
     # Without a fuelrun around them the ranks' status is mpirun's, and MPICH's says the bare number of the signal.
     code = 9 if launcher != "fuelrun -n" and library().flavour == "MPICH" else 137
     if code == 9 and job.process.returncode == 143 and "Fatal error in" in err:
