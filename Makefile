@@ -11,7 +11,7 @@
 #   make clean         removes all that the others made
 #
 # Settings: PYTHON=python3.12 (for a new environment), RANKS="2 4", PYTEST_ARGS="-k collectives", BENCH_ARGS="--steps 10",
-# PROGRAMS=3000 KILLS=200 SEED=0 (for make stress).
+# WORKERS=8 (unit tests side by side), PROGRAMS=3000 KILLS=200 SEED=0 (for make stress).
 
 PYTHON ?= python3
 RANKS ?= 1 2 3 4
@@ -20,6 +20,7 @@ BENCH_ARGS ?=
 PROGRAMS ?= 3000
 KILLS ?= 200
 SEED ?= 0
+WORKERS ?= 2
 
 VENV := .venv
 MPICH_VENV := .venv-mpich
@@ -41,6 +42,9 @@ OPENMPI_OPTIONS := --map-by slot:OVERSUBSCRIBE --bind-to none --mca mpi_yield_wh
 
 # Open MPI gives rank 0 a terminal even where there is none.
 PYTEST_OPTIONS := $(if $(CI),--color=no) $(PYTEST_ARGS)
+
+# What starts jobs of its own has the machine to itself, for it also looks at how long things take.
+JOB_TESTS := tests/launch tests/cli tests/examples tests/benchmarks tests/hosts tests/slurm tests/stress
 
 # What depends on the passes; the short form runs with every change, with all of them off.
 SHORT_PASSES_TESTS := tests/runtime --ignore tests/runtime/codegen tests/test_optim.py tests/test_layers.py tests/test_module.py
@@ -69,8 +73,9 @@ demo: $(VENV)/demo.stamp
 
 test: $(VENV)/test.stamp
 	@$(begin_parts); \
-	part "unit tests" $(VENV)/bin/python -m pytest tests --ignore tests/mpi --ignore tests/test_doctests.py $(PYTEST_OPTIONS); \
-	part "unit tests of plans, all passes off" env FUEL_PASSES=none $(VENV)/bin/python -m pytest $(SHORT_PASSES_TESTS) $(PYTEST_OPTIONS); \
+	part "unit tests" $(VENV)/bin/python -m pytest -n $(WORKERS) tests $(addprefix --ignore ,$(JOB_TESTS) tests/mpi tests/test_doctests.py) $(PYTEST_OPTIONS); \
+	part "unit tests of plans, all passes off" env FUEL_PASSES=none $(VENV)/bin/python -m pytest -n $(WORKERS) $(SHORT_PASSES_TESTS) $(PYTEST_OPTIONS); \
+	part "tests that start jobs" $(VENV)/bin/python -m pytest $(JOB_TESTS) $(PYTEST_OPTIONS); \
 	for n in $(RANKS); do part "MPI tests, Open MPI, $$n ranks" on_ranks $(VENV) $$n $(OPENMPI_OPTIONS); done; \
 	part "doctests" $(VENV)/bin/python -m pytest tests/test_doctests.py $(PYTEST_OPTIONS); \
 	report

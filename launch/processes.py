@@ -41,11 +41,22 @@ def belongs(pid: int, job_id: str) -> bool:
 
 
 def of_job(job_id: str) -> list[int]:
-    """Every living process of this host that was started for the job, whoever started it."""
+    """Every living process of this host that was started for the job, whoever started it.
+
+    What has another host's name is on another host, though a namespace alone lies between.
+    """
     with contextlib.suppress(OSError):
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        return [pid for pid in pids if pid != os.getpid() and belongs(pid, job_id)]
+        here = _host_of("self")
+        return [pid for pid in pids if pid != os.getpid() and belongs(pid, job_id) and _host_of(pid) == here]
     return []
+
+
+def _host_of(pid: int | str) -> str:
+    """The namespace of a process's host name; "" where there is no such thing."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/uts")
+    return ""
 
 
 def send(pids: list[int], number: int) -> None:

@@ -21,7 +21,7 @@ import json, os, pathlib, signal, sys, time
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 world, file = fp.init(), pathlib.Path("state.json")
-start = int(os.environ.get("FUEL_RESTART", "-1"))
+start = int(os.environ.get("FUEL_RESTART", "0"))
 def at(step): {at}
 step, total = json.loads(file.read_text()) if file.exists() else (0, 0.0)
 print("from", step) if world.is_root else None
