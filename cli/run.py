@@ -106,7 +106,9 @@ class RunCommand(click.Command):
 @click.option(
     "--timeout", type=Seconds(), metavar="S", help="Seconds that a collective may wait; 0: for ever [default: 300]."
 )
-@click.option("--log-dir", metavar="DIR", help="Where the stacks of a job that is stuck go [default: fuelrun-logs].")
+@click.option(
+    "--log-dir", metavar="DIR", help="Keep what each rank prints in DIR/rank-R.log, and all of it in DIR/merged.log."
+)
 @machine_options.engine_option
 @click.option("--mpirun", metavar="PATH", help="The mpirun to use [default: the one of the MPI that mpi4py loads].")
 @click.option("--mpi-args", multiple=True, metavar="ARGS", help="Options for mpirun itself, quoted; may be repeated.")

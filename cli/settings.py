@@ -20,6 +20,9 @@ def of_watching(timeout: float | None, log_dir: str | None, trace_to: Path | Non
     if timeout is not None:
         settings[TIMEOUT] = f"{timeout:g}"
     if log_dir is not None:
+        from fuelrun.launch import logs
+
+        logs.check(Path(log_dir))
         settings[LOG_DIR] = os.path.abspath(log_dir)
     if trace_to is not None:
         settings[TRACE] = str(trace_to)

@@ -66,6 +66,9 @@ _this_rank: _Rank | None = None
 before_the_end: list[Callable[[], None]] = []
 """Called when this rank fails, since `atexit` is not."""
 
+on_report: list[Callable[[str], None]] = []
+"""Called with the report that fuelrun prints for this rank."""
+
 at_the_end: list[Callable[[], None]] = []
 """Called in this order when the script has ended well, after its own exit functions."""
 
@@ -248,7 +251,11 @@ def end_rank(error: BaseException) -> NoReturn:
             call()
     summary = _one_line(error)
     report = _tagged(describe(error))
-    if not write_record(code, summary or reasons.get(code, f"sys.exit({code})"), report) and report:
+    told = write_record(code, summary or reasons.get(code, f"sys.exit({code})"), report)
+    if told:
+        for tell_it in on_report:
+            tell_it(report)
+    elif report:
         if _first_to_fail():
             _write(report)
         else:

@@ -14,6 +14,9 @@ from fuel_parallel.topology.cgroup import quota
 from fuel_parallel.topology.sysfs import Sysfs
 
 JOB_ID = "FUEL_JOB_ID"
+CLEANER, LOGGER = "fuelrun-cleaner", "fuelrun-log"
+OWN = (CLEANER, LOGGER)
+"""Processes that are left behind for a moment; their work is not done when the ranks are gone. 15 letters at most."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -87,6 +90,31 @@ def name_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return "?"
+
+
+def leave_behind(name: str, work: Callable[[], None]) -> bool:
+    """Does `work` in a process called `name` that outlives this one; False where there cannot be one.
+
+    To be called before this process has any thread or connection of its own.
+    """
+    try:
+        first = os.fork()
+    except OSError:
+        return False
+    if first:
+        os.waitpid(first, 0)
+        return True
+    try:
+        os.setsid()  # what ends or stops the ranks does not end it
+        if os.fork() == 0:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            os.chdir("/")
+            with contextlib.suppress(OSError):
+                Path("/proc/self/comm").write_text(name)
+            work()
+    finally:
+        os._exit(0)
 
 
 class Watch:

@@ -98,15 +98,27 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
     os.environ.update(rendezvous.of_a_rank(claim, os.environ))
     os.environ.update(claim.rank_variables())
     tag = ""
+    log_dir = os.environ.get(LOG_DIR, "")
     if tag_output:
         tag = f"[{claim.rank}] " if claim.world_size is None else f"[{claim.rank}/{claim.world_size}] "
-        output.tag_lines(tag)
-    elif claim.parallel:
+    if log_dir or (claim.parallel and not tag_output):
         output.write_whole_lines()
+    elif tag_output:
+        output.tag_lines(tag)
     if not faulthandler.is_enabled():
         faulthandler.enable(2, all_threads=False)
     folder = Path(job_dir) if job_dir and not channel else None
-    failure.install(claim.rank, claim.world_size, line_tag=tag, record_to=folder)
+    # With a log, what is printed here is tagged on its way; what fuelrun prints for this rank is not.
+    failure.install(
+        claim.rank, claim.world_size, line_tag=tag if folder or channel or not log_dir else "", record_to=folder
+    )
+    if log_dir:
+        from fuelrun.launch import logs
+
+        try:
+            logs.divert(Path(log_dir), claim.rank, claim.world_size, tag=tag)
+        except FuelError as error:
+            failure.end_rank(error)
     reporting = None
     if channel:
         from fuelrun.launch import network

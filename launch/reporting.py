@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from fuel_parallel.errors import LaunchError
-from fuelrun.launch import processes, shared_memory
+from fuelrun.launch import processes
 
 _CONNECT_S = 10.0
 _GRACE_S = 1.0  # what has just been printed may still pass
@@ -89,7 +89,7 @@ def end_here(job_id: str) -> NoReturn:
     if processes.name_of(parent) in _DAEMONS:
         processes.send([parent], signal.SIGKILL)
     left = processes.of_job(job_id) if job_id else []
-    processes.send([pid for pid in left if processes.name_of(pid) != shared_memory.NAME], signal.SIGKILL)
+    processes.send([pid for pid in left if processes.name_of(pid) not in processes.OWN], signal.SIGKILL)
     while True:
         os.kill(os.getpid(), signal.SIGKILL)
 

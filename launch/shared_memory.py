@@ -20,14 +20,13 @@ import re
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fuelrun.launch import processes
 
 FOLDER = Path("/dev/shm")
 
-NAME = "fuelrun-cleaner"  # of the process that is left behind
 _OF_AN_MPI = re.compile(
     r"mpich_sh.*|sm_segment\..*|vader_segment\..*|osc_(sm|rdma).*|psm[23]?_shm.*|Intel_MPI_.*|impi_shm.*"
 )
@@ -66,7 +65,7 @@ class SharedFiles:
         }
         _unlink(mine)
         if failed and (rest := _of_nobody([name for name in listed if name not in mine], self.since, time.time())):
-            _leave_behind(lambda: _remove_if_still_nobodys(rest))
+            processes.leave_behind(processes.CLEANER, lambda: _remove_if_still_nobodys(rest))
 
 
 def _listed() -> Iterator[str]:
@@ -90,6 +89,7 @@ def _unlink(names: Iterable[str]) -> None:
 
 
 def _remove_if_still_nobodys(names: list[str]) -> None:
+    _let_go()
     until = time.time()
     time.sleep(_STARTS_S)
     _unlink(_of_nobody(names, 0.0, until))  # one that was made anew is another's
@@ -119,27 +119,7 @@ def remove_after(launcher: int, job_id: str = "") -> None:
     """
     ranks_are_enough = bool(job_id) and launcher == os.getppid()
     if FOLDER.is_dir() and hasattr(os, "pidfd_open"):
-        _leave_behind(lambda: _wait_and_remove(launcher, job_id, ranks_are_enough))
-
-
-def _leave_behind(work: Callable[[], None]) -> None:
-    """Does it in a process of its own, which outlives this one and the job."""
-    try:
-        first = os.fork()
-    except OSError:
-        return
-    if first:
-        os.waitpid(first, 0)
-        return
-    try:
-        os.setsid()  # what ends the ranks does not end it
-        if os.fork() == 0:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
-            _let_go()
-            work()
-    finally:
-        os._exit(0)
+        processes.leave_behind(processes.CLEANER, lambda: _wait_and_remove(launcher, job_id, ranks_are_enough))
 
 
 def _let_go() -> None:
@@ -148,12 +128,10 @@ def _let_go() -> None:
     for fd in (0, 1, 2):
         os.dup2(nowhere, fd)
     os.closerange(3, max(int(name) for name in os.listdir("/proc/self/fd")) + 1)
-    os.chdir("/")
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(NAME)
 
 
 def _wait_and_remove(launcher: int, job_id: str, ranks_are_enough: bool) -> None:
+    _let_go()
     files = SharedFiles()
     files.since = time.time() - 1.0  # other ranks may have come a little earlier
     ranks: set[int] = set()

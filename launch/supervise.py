@@ -30,10 +30,9 @@ from fuel_parallel.errors import LaunchError
 from fuelrun.launch import processes
 from fuelrun.launch.engine import Death
 from fuelrun.launch.plan import Plan
-from fuelrun.launch.processes import JOB_ID, Watch
+from fuelrun.launch.processes import JOB_ID, OWN, Watch
 from fuelrun.launch.rank import JOB_DIR, SUPERVISOR
 from fuelrun.launch.records import Loss, RankRecord, read_records
-from fuelrun.launch.shared_memory import NAME as CLEANER
 from fuelrun.launch.shared_memory import SharedFiles
 from fuelrun.launch.signals import PASSED_ON, Signals
 from fuelrun.launch.streams import Streams
@@ -362,11 +361,11 @@ class _Supervision:
         if self._channel is not None:
             self._channel.end_ranks()
         left = processes.of_job(self._job_id)
-        cleaners = [pid for pid in left if processes.name_of(pid) == CLEANER]  # ours: it waits for our own death only
+        cleaners = [pid for pid in left if processes.name_of(pid) == processes.CLEANER]  # waits for our own death only
         processes.send(cleaners, signal.SIGKILL)
         left = [pid for pid in left if pid not in cleaners]
-        if left and self._plan.options.verbose:
-            names = ", ".join(f"{pid} ({processes.name_of(pid)})" for pid in left)
+        if self._plan.options.verbose and (named := {p: n for p in left if (n := processes.name_of(p)) not in OWN}):
+            names = ", ".join(f"{pid} ({name})" for pid, name in named.items())
             print(f"fuelrun: ending processes that the job left behind: {names}", file=sys.stderr)  # noqa: T201
         processes.send(left, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_S / 2

@@ -21,7 +21,6 @@ import pytest
 
 from fuel_parallel.environment import without_launcher
 from fuelrun.launch import processes
-from fuelrun.launch.shared_memory import NAME as CLEANER
 
 REMOTE_SHELL = Path(__file__).parent / "remote_shell.py"
 NAMES = ("first", "second")
@@ -106,7 +105,7 @@ class Network:
                 continue
             line = line_of(int(entry.name))
             own = not line or int(entry.name) == machine.pid or str(REMOTE_SHELL) in line  # no line: a zombie
-            own = own or processes.name_of(int(entry.name)) == CLEANER  # clears /dev/shm some seconds later
+            own = own or processes.name_of(int(entry.name)) in processes.OWN  # clears /dev/shm some seconds later
             if not own and name in line:
                 found.append(int(entry.name))
         return found

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fuel_parallel.environment import without_launcher
-from fuelrun.launch.shared_memory import NAME
+from fuelrun.launch.processes import CLEANER
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Launcher:
             try:
                 environ = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
                 status = (entry / "status").read_text() if self.mark.encode() in environ else "(zombie)"
-                if "(zombie)" not in status and f"Name:\t{NAME}" not in status:
+                if "(zombie)" not in status and f"Name:\t{CLEANER}" not in status:
                     found.append(int(entry.name))
             except OSError:
                 continue

@@ -51,7 +51,9 @@ def test_ranks_are_exported_for_scripts(fuelrun) -> None:
 def test_what_is_for_the_rank_alone_does_not_reach_its_children(fuelrun) -> None:
     text = "import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import os; print(sorted("
     text += "name for name in os.environ if name.startswith(chr(70) + chr(85) + chr(69) + chr(76))))'])"
-    assert fuelrun.run("-n", "2", fuelrun.write(text)).stdout == "['FUEL_JOB_ID', 'FUEL_RANK_PID', 'FUEL_RESTART']\n" * 2
+    assert (
+        fuelrun.run("-n", "2", fuelrun.write(text)).stdout == "['FUEL_JOB_ID', 'FUEL_RANK_PID', 'FUEL_RESTART']\n" * 2
+    )
 
 
 def test_there_is_no_process_between_the_launcher_and_the_script(fuelrun, mpirun: str) -> None:

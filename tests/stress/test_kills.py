@@ -21,7 +21,7 @@ import pytest
 
 from fuel_parallel.environment import without_launcher
 from fuelrun.launch.find import library, mpirun_of
-from fuelrun.launch.shared_memory import NAME as CLEANER
+from fuelrun.launch.processes import CLEANER
 
 KILLS = int(os.environ.get("FUEL_STRESS_KILLS", "6"))
 SEED = int(os.environ.get("FUEL_STRESS_SEED", "0"))
