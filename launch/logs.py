@@ -2,8 +2,8 @@
 
 What a rank writes, in Python, in C, or by programs that it starts, passes through a small process of its own
 (`fuelrun-log`), which writes whole lines to the files and on to where they went before. So the last words of a rank
-that crashes are not lost, and nobody's line is cut by another's. Files are appended to: a job that is started again goes
-on in them, after a line that says so.
+that crashes are not lost, and nobody's line is cut by another's. Files are appended to: a job that is started again
+goes on in them, after a line that says so.
 """
 
 from __future__ import annotations
