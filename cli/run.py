@@ -240,7 +240,7 @@ def run(
         if not quiet:
             click.echo(f"fuelrun: {outcome}", err=True)
     if job is not None and verdict.code:
-        slurm_job.requeue(job)
+        slurm_job.requeue(job, verdict.code)
     return verdict.code
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import click
 from click.core import ParameterSource
 
+from fuel_parallel.failure import PREEMPTED
 from fuelrun.launch import allocation
 from fuelrun.launch.allocation import Allocation, is_this_machine
 from fuelrun.launch.engine import Engine
@@ -73,8 +74,10 @@ def engine(job: Allocation, mpirun: str | None, wanted: str) -> tuple[Engine, st
     return found, f"not srun: {reason}" if reason else ""
 
 
-def requeue(job: Allocation) -> None:
-    """For the end of a job that has not ended well: when SLURM preempts it, it is to come back."""
+def requeue(job: Allocation, code: int) -> None:
+    """For the end of a job that has not ended well: when SLURM preempts it, or it made room, it is to come back."""
     from fuelrun.launch.preemption import requeue_if_preempted
 
-    requeue_if_preempted(job, os.environ, tell=lambda text: click.echo(f"fuelrun: {text}", err=True))
+    requeue_if_preempted(
+        job, os.environ, lambda text: click.echo(f"fuelrun: {text}", err=True), wants_more=code == PREEMPTED
+    )

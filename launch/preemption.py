@@ -20,19 +20,26 @@ _ENDS_US_S = 60.0  # how long SLURM may take to end the batch script of a job th
 
 
 def requeue_if_preempted(
-    allocation: Allocation, environ: Mapping[str, str], tell: Callable[[str], object] = lambda text: None
+    allocation: Allocation,
+    environ: Mapping[str, str],
+    tell: Callable[[str], object] = lambda text: None,
+    *,
+    wants_more: bool = False,
 ) -> bool:
     """For the end of a job that has not ended well: True when SLURM will start it again. Only in a batch script.
 
-    Waits for SLURM to end this process then, for the script's own end would call the job failed.
+    Waits for SLURM to end this process then, for the script's own end would call the job failed. `wants_more` says that
+    the ranks have saved and want to go on: then SLURM need not have asked, the time limit may be near.
     """
     if "SLURM_JOB_ID" not in environ or environ.get("SLURM_JOB_ID") != allocation.job_id or not _in_batch(environ):
         return False
     fields = show(allocation.job_id)
-    if not is_preempted(fields) or fields.get("Requeue") != "1":
+    preempted, running = is_preempted(fields), fields.get("JobState") == "RUNNING"
+    if fields.get("Requeue") != "1" or not (preempted or (wants_more and running)):
         return False
-    tell(f"SLURM preempts job {allocation.job_id}: it is requeued, and starts again when there is room")
-    if fields.get("JobState") == "RUNNING" and _scontrol("requeue", allocation.job_id) is None:
+    why = f"SLURM preempts job {allocation.job_id}" if preempted else f"job {allocation.job_id} wants to go on later"
+    tell(f"{why}: it is requeued, and starts again when there is room")
+    if running and _scontrol("requeue", allocation.job_id) is None:
         return False
     time.sleep(_ENDS_US_S)
     return True

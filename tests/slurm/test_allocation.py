@@ -222,6 +222,13 @@ def test_only_a_preempted_batch_script_is_requeued(monkeypatch) -> None:
     monkeypatch.setattr(preemption, "show", lambda job: told)
     assert preemption.requeue_if_preempted(read(), batch)
     assert asked == [("requeue", "7")]
+    own = {**told, "PreemptTime": "None"}
+    monkeypatch.setattr(preemption, "show", lambda job: own)
+    assert preemption.requeue_if_preempted(read(), batch, wants_more=True)
+    assert asked == [("requeue", "7")] * 2
+    own["JobState"] = "CANCELLED"  # who ends a job has it ended
+    assert not preemption.requeue_if_preempted(read(), batch, wants_more=True)
+    assert len(asked) == 2
 
 
 def test_a_name_cannot_pass_for_what_slurm_says() -> None:

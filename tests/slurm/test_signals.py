@@ -76,6 +76,33 @@ def test_a_preempted_job_is_requeued_and_goes_on(user, cluster) -> None:
     assert log.count("ends after restart 1") == 2
 
 
+MAKES_ROOM = """\
+import os, time
+import fuel_parallel as fp
+world, restart = fp.init(), os.environ.get("SLURM_RESTART_COUNT", "0")
+notice = fp.on_preempt(lambda: print("rank", world.rank, "saved at start", restart, flush=True))
+open(f"up-{world.rank}-{restart}", "w").close()
+end = time.monotonic() + (60 if restart == "0" else 0)
+while time.monotonic() < end:
+    time.sleep(0.1)
+    notice.check()
+print("rank", world.rank, "ends after restart", restart)
+"""
+
+
+def test_a_job_that_made_room_ahead_of_its_time_limit_comes_back(user, cluster, pmi: str) -> None:
+    if pmi == "pmi2":
+        pytest.skip("MPICH's training runs fail or hang in this SLURM, see docs/slurm.md")
+    job = user.submit("--nodes", "2", "--requeue", user.write(MAKES_ROOM))
+    user.wait_for("up-*-0", 2)
+    cluster.run("scancel", "--batch", "--signal=USR1", job)  # as --signal-before has SLURM do
+    user.wait_for("up-*-1", 2, 60)
+    assert cluster.wait_for_end(job) == "COMPLETED", user.log(job)
+    log = user.log(job)
+    assert f"job {job} wants to go on later: it is requeued" in log
+    assert log.count("saved at start 0") == log.count("ends after restart 1") == 2
+
+
 def test_status_and_logs_of_a_running_and_of_an_ended_job(user, cluster) -> None:
     script = user.write(
         "import os, time\nprint('line one', flush=True)\nopen('up', 'w').close()\n"
