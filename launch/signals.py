@@ -24,7 +24,7 @@ class Signals:
         for end in (self.fd, self._wake):
             os.set_blocking(end, False)
         self._earlier_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        for number in (*STOPPING, *PASSED_ON, signal.SIGCONT, signal.SIGCHLD):
+        for number in (*STOPPING, *PASSED_ON, signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD):
             if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:  # nohup stays nohup
                 self._earlier[number] = signal.signal(number, self._note)
         return self

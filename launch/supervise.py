@@ -45,6 +45,7 @@ _MPIRUN_ACTS_S = 1.0  # how long mpirun may take to end a job in which a rank fa
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _MISSED_S = 2.0  # how long the others may take after a rank has left for good
 _DRAIN_S = 1.0  # how long output may still come after mpirun has ended
+_HANDLER_S = 0.1  # for a script's own handler of Ctrl-Z
 _SLURM_ENDS_S = 2.0  # SLURM's SIGTERM to a whole job comes right after a SIGCONT
 
 
@@ -301,12 +302,32 @@ class _Supervision:
         self._look()
         if number == signal.SIGCONT:
             return
-        if number in PASSED_ON:
+        if number == signal.SIGTSTP:
+            self._sleep()
+        elif number in PASSED_ON:
             self._send(number)
         elif self._stopped_by is None:
             self._stop(number, number)
         else:  # asked a second time: no more patience
             self._next_push = 0.0
+
+    def _sleep(self) -> None:
+        """Ctrl-Z: the ranks of this host stop, then this process, until it is to go on; its clocks stand still.
+
+        Ranks of other machines wait for the others where they need them: one that is stopped could not be woken, for it
+        would not read what is sent to it.
+        """
+        ranks = self._ranks_here()
+        processes.send(ranks, signal.SIGTSTP)  # a script may have a handler
+        time.sleep(_HANDLER_S)
+        processes.send(ranks, signal.SIGSTOP)  # the kernel drops the former where nobody could wake the group
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        asleep = time.monotonic() - began
+        processes.send(ranks, signal.SIGCONT)
+        for clock in ("_next_push", "_missed_since", "_notice_at", "_mpirun_over"):
+            if (at := getattr(self, clock)) is not None:
+                setattr(self, clock, at + asleep)
 
     def _send(self, number: int) -> None:
         """Send a signal to every rank."""

@@ -9,6 +9,7 @@ from fuel_parallel import environment, failure
 from fuel_parallel.comm import clock, guard, standstill, watchdog
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.identity import IdentityComm
+from fuel_parallel.comm.log_records import tag_records
 from fuel_parallel.comm.mpi import MpiComm, finish_requests
 from fuel_parallel.errors import CommunicatorError, LaunchError
 from fuel_parallel.lazy.effects import run_pending
@@ -60,6 +61,7 @@ def _make_world() -> Communicator:
         raise CommunicatorError(
             "fp.init() was called on some ranks only: the script of another one ended without it; call it on every rank"
         )
+    tag_records(MPI.COMM_WORLD.Get_rank(), size)
     failure.at_the_end.insert(0, _finish)
     failure.meet_others()
     watchdog.start(standstill.start(MPI.COMM_WORLD))

@@ -130,6 +130,24 @@ def test_many_lines_come_whole_and_none_is_lost(fuelrun, tag: tuple[str, ...], l
         assert len(lines_of(fuelrun.folder / "logs/merged.log")) == len(wanted) + 4
 
 
+LOGGING = """
+import logging
+import fuel_parallel as fp
+world = fp.init()
+if CONFIGURED: logging.basicConfig(format="mine %(message)s")
+logging.getLogger("data").warning("file %s", world.rank)
+logging.getLogger("data").info("not shown")
+"""
+
+
+def test_records_of_logging_have_their_rank_unless_the_script_says_how(fuelrun) -> None:
+    done = fuelrun.run("-n", "2", fuelrun.write(LOGGING.replace("CONFIGURED", "False")))
+    host = os.uname().nodename
+    assert sorted(done.stderr.splitlines()) == [f"[rank {r}/2 {host}] WARNING data: file {r}" for r in range(2)]
+    done = fuelrun.run("-n", "2", fuelrun.write(LOGGING.replace("CONFIGURED", "True")))
+    assert sorted(done.stderr.splitlines()) == ["mine file 0", "mine file 1"]
+
+
 def test_prefixes() -> None:
     assert prefixed(b"", b"a ") == b""
     assert prefixed(b"\n\n", b"a ") == b"a \na \n"
