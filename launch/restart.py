@@ -40,17 +40,14 @@ def run_with_restarts(
     earlier: list[Verdict] = []
     while True:
         verdict = supervise(replace(plan, added={**plan.added, RESTART: str(number)}))
-        if verdict.code == 0 or most == 0:
+        if verdict.code == 0 or verdict.final or most == 0:
             return verdict
-        if reason := why_not(verdict, earlier):
-            return (
-                replace(verdict, message=f"{verdict.message}; not started again: {reason}")
-                if number < most
-                else verdict
-            )
+        reason = why_not(verdict, earlier)
         if number == most:
             times = "once" if most == 1 else f"{most} times"
             return replace(verdict, message=f"{verdict.message}; it was started again {times} (--max-restarts {most})")
+        if reason:
+            return replace(verdict, message=f"{verdict.message}; not started again: {reason}")
         number += 1
         earlier.append(verdict)
         wait = min(FIRST_PAUSE_S * 2 ** (number - 1), LONGEST_PAUSE_S)
