@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fuel_parallel.version import __version__
 
 if TYPE_CHECKING:
-    from fuel_parallel import checkpoint, data_parallel, lazy, optim
+    from fuel_parallel import checkpoint, data_parallel, lazy, optim, tensor_parallel
     from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
     from fuel_parallel.errors import FuelError
     from fuel_parallel.layers import Embedding, LayerNorm, Linear, RMSNorm
@@ -54,7 +54,7 @@ _HOME_OF = {
     "progress": "fuel_parallel.progress_bar",
     "realize": "fuel_parallel.runtime.realize",
 }
-_SUBMODULES = ("checkpoint", "data_parallel", "lazy", "optim")
+_SUBMODULES = ("checkpoint", "data_parallel", "lazy", "optim", "tensor_parallel")
 
 __all__ = [
     "CommInfo",
@@ -84,6 +84,7 @@ __all__ = [
     "partition",
     "progress",
     "realize",
+    "tensor_parallel",
 ]
 
 

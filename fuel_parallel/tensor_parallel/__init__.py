@@ -1,0 +1,21 @@
+"""Layers whose weights are cut over the ranks of a communicator, as in Megatron-LM (Shoeybi et al., 2019,
+arXiv:1909.08053): each rank computes its part of a matrix product, and two such layers need one all-reduce.
+
+All ranks hold the same activations and compute one and the same loss; gradients are those of the dense model.
+"""
+
+from fuel_parallel.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from fuel_parallel.tensor_parallel.embedding import VocabParallelEmbedding
+from fuel_parallel.tensor_parallel.linear import ColumnParallel, RowParallel
+from fuel_parallel.tensor_parallel.mappings import copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks
+
+__all__ = [
+    "ColumnParallel",
+    "RowParallel",
+    "VocabParallelEmbedding",
+    "copy_to_ranks",
+    "gather_from_ranks",
+    "reduce_from_ranks",
+    "scatter_to_ranks",
+    "vocab_parallel_cross_entropy",
+]
