@@ -247,6 +247,9 @@ class _Supervision:
         # MPICH's mpiexec waits for ever for what a rank has left in the background with its output open.
         self._all_gone = len(self._gone) == self._plan.ranks
         self._note_losses()
+        if self._all_gone and self._stage is _Stage.ASKED and self._next_push is not None:
+            # Whatever time the scripts were given, they need no more of it.
+            self._next_push = min(self._next_push, time.monotonic() + _MPIRUN_ACTS_S)
         if self._stage is not _Stage.RUNNING:
             return
         self._look_for_deserters()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,24 @@ def test_it_is_no_reason_to_start_again(fuelrun) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75
     assert "restart" not in err
+
+
+def test_an_mpirun_that_does_not_end_is_not_given_the_ranks_time(fuelrun, mpirun: str) -> None:
+    slow = fuelrun.folder / "mpirun"
+    slow.write_text(f"""#!/bin/sh
+"{mpirun}" "$@"
+status=$?
+case "$1" in --version) exit $status;; esac
+exec sleep 40
+""")
+    slow.chmod(0o755)
+    process = fuelrun.start("-n", "2", "--mpirun", str(slow), fuelrun.write(TRAIN))
+    fuelrun.wait_for("ready-*", 2)
+    began = time.monotonic()
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, len(saved(out))) == (75, 2), err
+    assert time.monotonic() - began < 20
 
 
 def test_signals_are_given_back() -> None:
