@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fuelrun.launch.script import Script
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-ENGINES = ("auto", "openmpi", "mpich", "intelmpi", "mvapich")
+ENGINES = ("auto", "openmpi", "mpich", "intelmpi", "mvapich", "srun")
 
 
 def machine_options(command: _Command) -> _Command:

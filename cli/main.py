@@ -40,6 +40,7 @@ Examples:
   fuelrun train.py                   one rank, in this process; no MPI needed
   fuelrun -n 4 train.py --lr 0.1     four ranks; what follows the script is the script's
   fuelrun -n 4 -m package.train      a module instead of a script
+  fuelrun -H a:4,b:4 train.py        four on each of two machines; in a SLURM job none need be named
   mpirun -n 64 fuelrun train.py      already inside MPI (or srun): becomes the rank
   fuelrun -n 4 --dry-run train.py    only show the command line
   fuelrun doctor                     is everything as it should be?

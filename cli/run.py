@@ -166,6 +166,11 @@ def run(
         from fuelrun import slurm_job
 
         job = slurm_job.around_us(quiet)
+    if engine == "srun" and job is None and not inside:
+        raise LaunchError(
+            "--engine srun starts ranks in a SLURM job, and this is none: `salloc --nodes 2` makes one, and "
+            "`fuelrun sbatch` a batch job"
+        )
     wish = machines = None
     if job is not None:
         job, ranks = slurm_job.with_numbers(job, ranks, nnodes, ppn, context)

@@ -8,10 +8,13 @@ from dataclasses import replace
 import click
 from click.core import ParameterSource
 
+from fuel_parallel.errors import LaunchError
 from fuel_parallel.failure import PREEMPTED
 from fuelrun.launch import allocation
 from fuelrun.launch.allocation import Allocation, is_this_machine
 from fuelrun.launch.engine import Engine
+
+SRUN = "srun"
 
 
 def around_us(quiet: bool) -> Allocation | None:
@@ -68,9 +71,11 @@ def engine(job: Allocation, mpirun: str | None, wanted: str) -> tuple[Engine, st
     from fuelrun.launch.find import find_engine
     from fuelrun.launch.srun import engine_in
 
-    if wanted != "auto":
+    if wanted not in ("auto", SRUN):
         return find_engine(mpirun, wanted), f"not srun: --engine {wanted} was asked for"
     found, reason = engine_in(job, mpirun, os.environ)
+    if reason and wanted == SRUN:
+        raise LaunchError(f"--engine srun: {reason}; --engine auto takes the MPI's own mpirun then")
     return found, f"not srun: {reason}" if reason else ""
 
 

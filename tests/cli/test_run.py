@@ -32,6 +32,7 @@ OK = "import sys; print('ran', sys.argv[1:])"
         (["-m", "no.such.module"], "there is no module 'no.such.module' for -m"),
         (["-n", "2", "-m", "script.py"], "for a script leave -m out"),
         (["--mpirun", "no-such-mpirun", "-n", "2", "script.py"], "there is no program 'no-such-mpirun'"),
+        (["--engine", "srun", "script.py"], "--engine srun starts ranks in a SLURM job, and this is none"),
         (["-n", "2", "doctor"], "the command is `fuelrun doctor`"),
     ],
 )

@@ -93,6 +93,13 @@ def test_an_mpirun_that_was_asked_for_uses_the_nodes_too(user, mpirun: str) -> N
     assert {rank["MASTER_ADDR"] for rank in found} == {"n1"}
 
 
+def test_srun_may_be_insisted_on(user, mpirun: str) -> None:
+    user.write("print('a rank')")
+    done = user.in_shell("-N2", f"fuelrun --engine srun script.py; fuelrun --engine srun --mpirun {mpirun} script.py")
+    assert done.stdout == "a rank\n" * 2
+    assert "--engine srun: an mpirun was asked for" in done.stderr
+
+
 def test_a_shell_that_is_a_step_shares_its_cores_with_the_ranks(user) -> None:
     user.write(WHO)
     done = user.run("srun", "-n1", "-c2", "bash", "-c", "fuelrun -n 2 script.py")
