@@ -60,6 +60,20 @@ class Launcher:
                 continue
         return found
 
+    def described(self) -> Iterator[str]:
+        """What the processes of this test are at: a rank that waits for a file that somebody has removed shows it."""
+        for pid in self.left():
+            try:
+                entry = Path("/proc", str(pid))
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()
+                gone = [
+                    line.split(None, 5)[5] for line in (entry / "maps").read_text().splitlines() if "/dev/shm" in line
+                ]
+            except OSError:
+                continue
+            yield f"  {pid} {state[0]}, {int(state[11]) / 100:.1f} s of CPU, {words}, maps {gone}"
+
     def nobody_left_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while self.left():
@@ -72,7 +86,7 @@ class Launcher:
         """Until the scripts have written `count` files that match `name`."""
         deadline = time.monotonic() + 60  # a machine that does other work takes its time
         while len(list(self.folder.glob(name))) < count:
-            assert time.monotonic() < deadline, f"no {name} after 60 s"
+            assert time.monotonic() < deadline, f"no {name} after 60 s; there are:\n" + "\n".join(self.described())
             time.sleep(0.02)
 
 
