@@ -62,6 +62,9 @@ class Launcher:
 
     def described(self) -> Iterator[str]:
         """What the processes of this test are at: a rank that waits for a file that somebody has removed shows it."""
+        for process in self.started:
+            if process.poll() is not None and process.stderr and not process.stderr.closed:
+                yield f"  {process.args} ended with {process.returncode}: {process.stderr.read()}"
         for pid in self.left():
             try:
                 entry = Path("/proc", str(pid))
