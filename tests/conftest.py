@@ -18,6 +18,7 @@ import io
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -65,6 +66,11 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("one process" if rank is None else "ranks")
     # What a shell starts in the background ignores Ctrl-C, and so would everything that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if rank is not None:
+        # Ranks that clear each other's old temporary folders stumble over what is gone already.
+        root = Path(tempfile.gettempdir(), f"pytest-rank-{rank}-of-{os.getuid()}")
+        root.mkdir(mode=0o700, exist_ok=True)
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(root)
     if rank:
         config.get_terminal_writer()._file = Unheard(rank)
     if size is not None and config.getoption("--with-mpi"):
