@@ -19,6 +19,7 @@ from fuel_parallel.version import __version__
 
 if TYPE_CHECKING:
     from fuel_parallel import checkpoint, data_parallel, lazy, optim, tensor_parallel
+    from fuel_parallel.attention import Attention, Rotary
     from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
     from fuel_parallel.errors import FuelError
     from fuel_parallel.layers import Embedding, LayerNorm, Linear, RMSNorm
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fuel_parallel.runtime.realize import realize
 
 _HOME_OF = {
+    "Attention": "fuel_parallel.attention",
     "CommInfo": "fuel_parallel.comm",
     "Communicator": "fuel_parallel.comm",
     "Embedding": "fuel_parallel.layers",
@@ -44,6 +46,7 @@ _HOME_OF = {
     "Parameter": "fuel_parallel.module",
     "RMSNorm": "fuel_parallel.layers",
     "ReduceOp": "fuel_parallel.comm",
+    "Rotary": "fuel_parallel.attention",
     "Shard": "fuel_parallel.module",
     "SymbolicComm": "fuel_parallel.comm",
     "Variable": "fuel_parallel.module",
@@ -57,6 +60,7 @@ _HOME_OF = {
 _SUBMODULES = ("checkpoint", "data_parallel", "lazy", "optim", "tensor_parallel")
 
 __all__ = [
+    "Attention",
     "CommInfo",
     "Communicator",
     "Embedding",
@@ -70,6 +74,7 @@ __all__ = [
     "Parameter",
     "RMSNorm",
     "ReduceOp",
+    "Rotary",
     "Shard",
     "SymbolicComm",
     "Variable",

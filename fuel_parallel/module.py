@@ -19,17 +19,20 @@ class Shard:
     Args:
         global_shape: The shape of the whole.
         start: The position of the variable's first element in it.
+        owned: Where ranks hold copies of each other's elements: the slice of the variable, in each dimension, that is
+            counted for this rank. All owned slices together are the whole, each element once. None for all of it.
     """
 
     global_shape: tuple[int, ...]
     start: tuple[int, ...]
+    owned: tuple[slice, ...] | None = None
 
     @classmethod
     def along(cls, global_shape: tuple[int, ...], dim: int, part: int, parts: int) -> Shard:
         """The part that rank `part` of `parts` gets when `dim` is cut by `partition`.
 
         >>> Shard.along((4, 6), 1, part=1, parts=2)
-        Shard(global_shape=(4, 6), start=(0, 3))
+        Shard(global_shape=(4, 6), start=(0, 3), owned=None)
         """
         start = [0] * len(global_shape)
         start[dim] = partition(global_shape[dim], parts)[part].start

@@ -72,7 +72,7 @@ class Piece(NamedTuple):
 def listing_of(named: Named) -> Listing:
     """What this rank holds, in a form that travels."""
     tensors = {
-        name: Listed(held.dtype.name, held.global_shape, held.box.start, held.box.shape)
+        name: Listed(held.dtype.name, held.global_shape, held.owned.start, held.owned.shape)
         for name, held in sorted(named.tensors.items())
     }
     return Listing(tensors, {name: encoded(value) for name, value in sorted(named.values.items())})

@@ -30,12 +30,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of this rank: the leaf, and what part of which tensor it is."""
+    """A tensor of this rank: the leaf, what part of which tensor it is, and what of that counts for this rank."""
 
     leaf: Tensor | Array
     dtype: dtypes.DType
     global_shape: tuple[int, ...]
     box: Box
+    owned: Box
 
     def array(self) -> Array:
         """Its value in host memory, contiguous; not to be written into."""
@@ -174,8 +175,13 @@ def _held(leaf: Tensor | Array, inherited: Shard | None) -> Held:
     dtype = leaf.dtype if isinstance(leaf, Tensor) else dtypes.dtype(leaf.dtype)
     shape = tuple(leaf.shape)
     if shard is None:
-        return Held(leaf, dtype, shape, whole(shape))
-    return Held(leaf, dtype, shard.global_shape, Box(shard.start, shape))
+        return Held(leaf, dtype, shape, whole(shape), whole(shape))
+    box = Box(shard.start, shape)
+    if shard.owned is None:
+        return Held(leaf, dtype, shard.global_shape, box, box)
+    spans = [range(extent)[own] for own, extent in zip(shard.owned, shape, strict=True)]
+    start = tuple(first + span.start for first, span in zip(shard.start, spans, strict=True))
+    return Held(leaf, dtype, shard.global_shape, box, Box(start, tuple(map(len, spans))))
 
 
 # Plain values.

@@ -4,18 +4,33 @@ arXiv:1909.08053): each rank computes its part of a matrix product, and two such
 All ranks hold the same activations and compute one and the same loss; gradients are those of the dense model.
 """
 
+from fuel_parallel.tensor_parallel.attention import ParallelAttention
 from fuel_parallel.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from fuel_parallel.tensor_parallel.embedding import VocabParallelEmbedding
 from fuel_parallel.tensor_parallel.linear import ColumnParallel, RowParallel
-from fuel_parallel.tensor_parallel.mappings import copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks
+from fuel_parallel.tensor_parallel.mappings import (
+    copy_to_ranks,
+    gather_from_ranks,
+    gather_sequence,
+    reduce_from_ranks,
+    scatter_sum,
+    scatter_to_ranks,
+)
+from fuel_parallel.tensor_parallel.sequence import LayerNorm, RMSNorm, dropout
 
 __all__ = [
     "ColumnParallel",
+    "LayerNorm",
+    "ParallelAttention",
+    "RMSNorm",
     "RowParallel",
     "VocabParallelEmbedding",
     "copy_to_ranks",
+    "dropout",
     "gather_from_ranks",
+    "gather_sequence",
     "reduce_from_ranks",
+    "scatter_sum",
     "scatter_to_ranks",
     "vocab_parallel_cross_entropy",
 ]

@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from fuel_parallel.comm.communicator import Communicator
+from fuel_parallel.layers import Embedding
 from fuel_parallel.lazy.ops import binary, creation, neural
 from fuel_parallel.lazy.random import Generator
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Parameter, Shard
 from fuel_parallel.partitioning import partition
-from fuel_parallel.tensor_parallel.mappings import reduce_from_ranks
+from fuel_parallel.tensor_parallel.linear import leave
 
 
 class VocabParallelEmbedding(Module):
     """A table [vocabulary, dim] of which each rank holds some rows, looked up by integers of any shape.
 
     A rank gives zeros for the tokens of others, and the sum over ranks is the whole (arXiv:1909.08053, section 3). The
-    rows of all ranks together start as those of `fp.Embedding` with the same generator.
+    rows of all ranks together start as those of `fp.Embedding` with the same generator. With `sequence_dim` the result
+    is this rank's part of the sequence, which lies in that dimension.
 
     >>> from fuel_parallel import IdentityComm
     >>> VocabParallelEmbedding(10, 4, Generator(0), IdentityComm())(creation.asarray([[1, 2, 3]])).shape
@@ -32,21 +34,36 @@ class VocabParallelEmbedding(Module):
         comm: Communicator,
         *,
         std: float = 0.02,
+        sequence_dim: int | None = None,
         dtype: Any = None,
     ) -> None:
         self._comm = comm
+        self.sequence_dim = sequence_dim
         self._mine = partition(vocabulary, comm.world_size)[comm.rank]
         whole, start = (vocabulary, dim), (self._mine.start, 0)
         rows = generator.normal((len(self._mine), dim), std=std, dtype=dtype, global_shape=whole, start=start)
         self.weight = Parameter(rows, shard=Shard(whole, start) if comm.world_size > 1 else None)
 
+    @classmethod
+    def from_dense(
+        cls, dense: Embedding, comm: Communicator, *, sequence_dim: int | None = None
+    ) -> VocabParallelEmbedding:
+        """This rank's rows of a dense table that all ranks hold alike."""
+        table = dense.weight
+        layer = cls(*table.shape, Generator(0), comm, sequence_dim=sequence_dim, dtype=table.dtype)
+        layer.weight.assign(table[layer._mine.start : layer._mine.stop])
+        return layer
+
     def __call__(self, indices: Tensor) -> Tensor:
-        """Integers [...] to rows [..., dim], the same on all ranks."""
+        """Integers [...] to rows [..., dim], the same on all ranks, or this rank's part of the sequence."""
         if self._comm.world_size == 1:
             return neural.embedding(indices, self.weight)
+        return leave(self._rows(indices), self._comm, self.sequence_dim)
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        """The rows that this rank holds, zeros for the others."""
         if not len(self._mine):
-            zeros = creation.zeros((*indices.shape, self.weight.shape[1]), dtype=self.weight.dtype)
-            return reduce_from_ranks(zeros, self._comm)
+            return creation.zeros((*indices.shape, self.weight.shape[1]), dtype=self.weight.dtype)
         here = (indices >= self._mine.start) & (indices < self._mine.stop)
         rows = neural.embedding(binary.where(here, indices - self._mine.start, 0), self.weight)
-        return reduce_from_ranks(binary.where(here.reshape(*indices.shape, 1), rows, 0.0), self._comm)
+        return binary.where(here.reshape(*indices.shape, 1), rows, 0.0)

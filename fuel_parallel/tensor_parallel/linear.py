@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fuel_parallel.comm.communicator import Communicator
-from fuel_parallel.errors import ShapeError
-from fuel_parallel.lazy.ops import creation
+from fuel_parallel.errors import ArgumentError, ShapeError
+from fuel_parallel.layers import Linear
+from fuel_parallel.lazy.ops import creation, manipulation
 from fuel_parallel.lazy.random import Generator
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Parameter, Shard
 from fuel_parallel.partitioning import partition
-from fuel_parallel.tensor_parallel.mappings import copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks
+from fuel_parallel.tensor_parallel.mappings import (
+    copy_to_ranks,
+    gather_from_ranks,
+    gather_sequence,
+    reduce_from_ranks,
+    scatter_sum,
+    scatter_to_ranks,
+)
+
+Box = tuple[range, ...]
 
 
 class ColumnParallel(Module):
@@ -28,6 +39,10 @@ class ColumnParallel(Module):
         comm: The ranks.
         bias: Add one.
         gather_output: Give the whole result on every rank, and not this rank's columns.
+        block: Cut only between blocks of so many columns, such as the heads of an attention.
+        columns: The columns of each rank, if they are not those of `partition`. They may overlap: gradients of columns
+            that several ranks hold are summed.
+        sequence_dim: x is this rank's part of the sequence, which lies in that dimension; None if x is whole.
         dtype: Of the weights; None for the default.
 
     >>> from fuel_parallel import IdentityComm
@@ -44,24 +59,55 @@ class ColumnParallel(Module):
         *,
         bias: bool = True,
         gather_output: bool = False,
+        block: int = 1,
+        columns: Sequence[range] | None = None,
+        sequence_dim: int | None = None,
         dtype: Any = None,
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
-        self.gather_output = gather_output
+        self.gather_output, self.block, self.sequence_dim = gather_output, block, sequence_dim
         self._comm = comm
-        mine = partition(outputs, comm.world_size)[comm.rank]
-        self.weight = _weight(inputs, outputs, generator, (slice(0, inputs), slice(mine.start, mine.stop)), dtype)
+        self._overlap = columns is not None and sum(map(len, columns)) > outputs
+        if gather_output and columns is not None:
+            raise ArgumentError("ColumnParallel: gather_output=True joins parts made by `partition`, not columns= ones")
+        ranges = cut("ColumnParallel", "columns", outputs, comm, block) if columns is None else columns
+        self._columns = ranges[comm.rank]
+        own = _owned(ranges, comm.rank) if self._overlap else None
+        self.weight = _weight(
+            (inputs, outputs), (range(inputs), self._columns), generator, dtype, own and (slice(None), own)
+        )
         self.bias = None
         if bias:
-            at = Shard((outputs,), (mine.start,))
-            self.bias = Parameter(creation.zeros(len(mine), dtype=dtype), shard=at if comm.world_size > 1 else None)
+            self.bias = _part((outputs,), (self._columns,), _zeros(dtype), own and (own,))
+
+    @classmethod
+    def from_dense(cls, dense: Linear, comm: Communicator, **options: Any) -> ColumnParallel:
+        """This rank's part of a dense layer that all ranks hold alike; options are those of the constructor."""
+        inputs, outputs = dense.weight.shape
+        layer = cls(inputs, outputs, _UNDRAWN, comm, bias=dense.bias is not None, dtype=dense.weight.dtype, **options)
+        _copy(dense, layer)
+        return layer
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in], the same on all ranks, to this rank's columns of [..., out], or all of them."""
         _check_last("ColumnParallel", x, self.inputs)
-        y = copy_to_ranks(x, self._comm) @ self.weight
-        y = y if self.bias is None else y + self.bias
-        return gather_from_ranks(y, self._comm, -1, size=self.outputs) if self.gather_output else y
+        y = enter(x, self._comm, self.sequence_dim) @ self._whole_gradient(self.weight)
+        y = y if self.bias is None else y + self._whole_gradient(self.bias)
+        return self._gather(y) if self.gather_output else y
+
+    def _whole_gradient(self, weight: Parameter) -> Tensor:
+        """The weight itself. Where other ranks hold some of its columns too, its gradient is the sum of theirs."""
+        if not self._overlap:
+            return weight
+        before, after = self._columns.start, self.outputs - self._columns.stop
+        padded = manipulation.pad(weight, [(0, 0)] * (weight.ndim - 1) + [(before, after)])
+        return self._comm.replicate(padded)[..., before : self._columns.stop]
+
+    def _gather(self, y: Tensor) -> Tensor:
+        blocks = self.outputs // self.block
+        y = manipulation.reshape(y, (*y.shape[:-1], y.shape[-1] // self.block, self.block))
+        y = gather_from_ranks(y, self._comm, -2, size=blocks)
+        return manipulation.reshape(y, (*y.shape[:-2], self.outputs))
 
 
 class RowParallel(Module):
@@ -74,6 +120,8 @@ class RowParallel(Module):
         comm: The ranks.
         bias: Add one, after the sum.
         scatter_input: x is whole on every rank, and this rank takes its columns of it; by default it has no others.
+        block: Cut only between blocks of so many rows.
+        sequence_dim: Give this rank's part of the sequence, which lies in that dimension; None for the whole result.
         dtype: Of the weights; None for the default.
 
     >>> from fuel_parallel import IdentityComm
@@ -90,32 +138,107 @@ class RowParallel(Module):
         *,
         bias: bool = True,
         scatter_input: bool = False,
+        block: int = 1,
+        sequence_dim: int | None = None,
         dtype: Any = None,
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
-        self.scatter_input = scatter_input
+        self.scatter_input, self.block, self.sequence_dim = scatter_input, block, sequence_dim
         self._comm = comm
-        mine = partition(inputs, comm.world_size)[comm.rank]
-        self._rows = len(mine)
-        self.weight = _weight(inputs, outputs, generator, (slice(mine.start, mine.stop), slice(0, outputs)), dtype)
+        self._rows = cut("RowParallel", "rows", inputs, comm, block)[comm.rank]
+        self.weight = _weight((inputs, outputs), (self._rows, range(outputs)), generator, dtype)
         self.bias = Parameter(creation.zeros(outputs, dtype=dtype)) if bias else None
+
+    @classmethod
+    def from_dense(cls, dense: Linear, comm: Communicator, **options: Any) -> RowParallel:
+        """This rank's part of a dense layer that all ranks hold alike; options are those of the constructor."""
+        inputs, outputs = dense.weight.shape
+        layer = cls(inputs, outputs, _UNDRAWN, comm, bias=dense.bias is not None, dtype=dense.weight.dtype, **options)
+        _copy(dense, layer)
+        return layer
 
     def __call__(self, x: Tensor) -> Tensor:
         """This rank's columns of [..., in], or all of them, to [..., out], the same on all ranks."""
-        _check_last("RowParallel", x, self.inputs if self.scatter_input else self._rows)
-        x = scatter_to_ranks(x, self._comm, -1) if self.scatter_input else x
-        y = reduce_from_ranks(x @ self.weight, self._comm)
-        return y if self.bias is None else y + self.bias
+        _check_last("RowParallel", x, self.inputs if self.scatter_input else len(self._rows))
+        x = self._scatter(x) if self.scatter_input else x
+        y = leave(x @ self.weight, self._comm, self.sequence_dim)
+        if self.bias is None:
+            return y
+        # On a part of the sequence the bias has a part of its gradient.
+        return y + (self.bias if self.sequence_dim is None else copy_to_ranks(self.bias, self._comm))
+
+    def _scatter(self, x: Tensor) -> Tensor:
+        x = manipulation.reshape(x, (*x.shape[:-1], self.inputs // self.block, self.block))
+        x = scatter_to_ranks(x, self._comm, -2)
+        return manipulation.reshape(x, (*x.shape[:-2], len(self._rows)))
 
 
-def _weight(inputs: int, outputs: int, generator: Generator, part: tuple[slice, slice], dtype: Any) -> Parameter:
+def enter(x: Tensor, comm: Communicator, sequence_dim: int | None) -> Tensor:
+    """`x` as a layer cut over ranks takes it: whole."""
+    return copy_to_ranks(x, comm) if sequence_dim is None else gather_sequence(x, comm, sequence_dim)
+
+
+def leave(y: Tensor, comm: Communicator, sequence_dim: int | None) -> Tensor:
+    """The sum of the ranks' results, whole or this rank's part of the sequence."""
+    return reduce_from_ranks(y, comm) if sequence_dim is None else scatter_sum(y, comm, sequence_dim)
+
+
+def cut(layer: str, what: str, size: int, comm: Communicator, block: int) -> list[range]:
+    """The rows or columns of each rank, in whole blocks."""
+    if block < 1 or size % block:
+        raise ArgumentError(f"{layer}: {size} {what} are no whole number of blocks of {block}")
+    return [range(part.start * block, part.stop * block) for part in partition(size // block, comm.world_size)]
+
+
+def _owned(ranges: Sequence[range], rank: int) -> slice:
+    """Of this rank's columns those that no rank before it holds."""
+    taken = max((r.stop for r in ranges[:rank]), default=0)
+    mine = ranges[rank]
+    return slice(min(max(taken - mine.start, 0), len(mine)), len(mine))
+
+
+def _weight(
+    whole: tuple[int, int], box: Box, generator: Generator | None, dtype: Any, owned: tuple[slice, ...] | None = None
+) -> Parameter:
     """A part of the weight that `fp.Linear` would have."""
-    bound = 1 / math.sqrt(inputs) if inputs else 0.0
-    start = tuple(cut.start for cut in part)
-    shape = tuple(cut.stop - cut.start for cut in part)
-    whole = (inputs, outputs)
-    drawn = generator.uniform(shape, -bound, bound, dtype=dtype, global_shape=whole, start=start)
-    return Parameter(drawn, shard=Shard(whole, start) if shape != whole else None)
+    bound = 1 / math.sqrt(whole[0]) if whole[0] else 0.0
+
+    def draw(shape: tuple[int, ...], start: tuple[int, ...]) -> Tensor:
+        if generator is None:
+            return creation.zeros(shape, dtype=dtype)
+        return generator.uniform(shape, -bound, bound, dtype=dtype, global_shape=whole, start=start)
+
+    return _part(whole, box, draw, owned)
+
+
+def _zeros(dtype: Any) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
+    return lambda shape, start: creation.zeros(shape, dtype=dtype)
+
+
+def _part(
+    whole: tuple[int, ...],
+    box: Box,
+    draw: Callable[[tuple[int, ...], tuple[int, ...]], Tensor],
+    owned: tuple[slice, ...] | None = None,
+) -> Parameter:
+    shape, start = tuple(map(len, box)), tuple(r.start for r in box)
+    is_part = shape != whole or owned is not None
+    return Parameter(draw(shape, start), shard=Shard(whole, start, owned) if is_part else None)
+
+
+_UNDRAWN: Any = None
+"""Instead of a generator: the weights are about to be replaced."""
+
+
+def _copy(dense: Module, layer: Module) -> None:
+    """Each variable of the layer becomes its part of the dense one's."""
+    values = dense.named_variables()
+    for name, variable in layer.named_variables().items():
+        if variable.shard is None:
+            variable.assign(values[name])
+        else:
+            ends = zip(variable.shard.start, variable.shape, strict=True)
+            variable.assign(values[name][tuple(slice(start, start + size) for start, size in ends)])
 
 
 def _check_last(layer: str, x: Tensor, extent: int) -> None:
