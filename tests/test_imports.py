@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "module": TENSORS,
     "layers": TENSORS | {"module"},
     "attention": TENSORS | {"module", "layers"},
-    "optim": TENSORS | {"module"},
+    "optim": RANKS | {"module"},
     "progress_bar": RANKS,
     "preemption": RANKS,
     "device_group": RANKS | {"topology", "runtime"},
