@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress_bar": RANKS,
     "preemption": RANKS,
     "device_group": RANKS | {"topology", "runtime"},
-    "data_parallel": RANKS | {"module", "optim"},
+    "data_parallel": RANKS | {"module", "optim", "checkpoint", "runtime"},
     "tensor_parallel": RANKS | {"module", "layers", "attention"},
     "pipeline_parallel": GROUND,
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
