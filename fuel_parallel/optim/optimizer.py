@@ -105,7 +105,9 @@ class Optimizer:
             )
         for index, one in enumerate(found):
             if not 0 <= one < float("inf"):
-                raise ArgumentError(f"{type(self).__name__}: {name} must be 0 or more, but is {one!r} for {index}")
+                raise ArgumentError(
+                    f"{type(self).__name__}: {name} must be 0 or more, but is {one!r} for parameter {index}"
+                )
         return tuple(map(float, found))
 
     def __state__(self) -> dict[str, Any]:
