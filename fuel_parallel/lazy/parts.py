@@ -44,12 +44,14 @@ def _computed(node: Node, box: Box, made: dict[tuple[int, Box], Node]) -> Node:
         first = tuple(at + span.start for at, span in zip(start, box, strict=True))
         return apply(RANDOM_BITS, node.inputs, shape, whole, first)
     if node.op.elementwise or node.op is RANDOM_UNIFORM:
-        return apply(node.op, tuple(_part(one, _behind(one, box), made) for one in node.inputs), *node.attrs)
+        return apply(node.op, tuple(_part(one, _behind(one, node, box), made) for one in node.inputs), *node.attrs)
     return Tensor(node)[tuple(slice(span.start, span.stop) for span in box)].node
 
 
-def _behind(node: Node, box: Box) -> Box:
-    """The box of an input that is broadcast to where `box` lies."""
-    shape = node.spec.shape
-    inner = box[len(box) - len(shape) :]
-    return tuple(range(1) if extent == 1 else span for span, extent in zip(inner, shape, strict=True))
+def _behind(source: Node, node: Node, box: Box) -> Box:
+    """The box of an input that a box of the node is computed from."""
+    shape = source.spec.shape
+    spans = list(zip(box, node.spec.shape, strict=True))[len(box) - len(shape) :]
+    return tuple(
+        range(1) if own == 1 and extent > 1 else span for (span, extent), own in zip(spans, shape, strict=True)
+    )
