@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from fuel_parallel.errors import ArgumentError, DataError
+from fuel_parallel.name_patterns import NamePattern
 from fuel_parallel.tensor_parallel.ready_plans import READY
 
 
@@ -33,10 +33,7 @@ class LayerRule:
     optional: bool = False
 
     def __post_init__(self) -> None:
-        if not self.layers or any(not part for part in self.layers.split(".")):
-            raise ArgumentError(
-                f"plan: expected names of layers, such as 'blocks.*.up', without empty parts; got {self.layers!r}"
-            )
+        NamePattern(self.layers)
 
     def names(self, layer: str) -> bool:
         """Whether the rule is about the layer of this dotted name.
@@ -45,7 +42,7 @@ class LayerRule:
         >>> rule.names("blocks.11.up"), rule.names("blocks.11.mlp.up"), LayerRule("**.up", "column").names("a.b.up")
         (True, False, True)
         """
-        return re.fullmatch(_expression(self.layers), layer) is not None
+        return NamePattern(self.layers).captures(layer) is not None
 
 
 class LayerParallelPlan:
@@ -160,9 +157,3 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     rule: list[_Rule]
-
-
-def _expression(layers: str) -> str:
-    parts = re.split(r"(\*+)", layers)
-    wild = {"*": "[^.]*"}
-    return "".join(wild.get(part, ".*") if part.startswith("*") else re.escape(part) for part in parts)
