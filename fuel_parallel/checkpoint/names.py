@@ -109,9 +109,7 @@ class NameTable:
         bound = {name for binding in bindings for name in binding.variables}
         if bound != by_name.keys():
             problems = [f"no line of the table names {name}" for name in by_name.keys() - bound]
-            problems += [
-                f"the model lacks {name}, which the table joins with others" for name in bound - by_name.keys()
-            ]
+            problems += [f"the model has no {name}, which the table joins to others" for name in bound - by_name.keys()]
             raise ArgumentError(f"export_huggingface: {'; '.join(sorted(problems))}")
         return [
             joined([by_name[name] for name in binding.variables], binding.tensors[0], binding.transpose)

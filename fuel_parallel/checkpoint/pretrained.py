@@ -16,6 +16,7 @@ from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.module import Module, Variable
 
+_BAND = 16  # rows that are read and transposed at once: they stay in the cache
 _SHOWN = 8  # names that an error lists of each kind
 
 
@@ -24,7 +25,7 @@ def load_huggingface(module: Module, path: str | os.PathLike[str], names: NameTa
 
     A rank reads the bytes of its part of each tensor and no others; `fp.tensor_parallel.parallelize` comes before. No
     rank waits for another. What is floating is cast to the dtype of the variable. In memory there is, besides the
-    parts, one of them twice while it is transposed or cast; initial values that were not computed yet never are.
+    parts, one of them twice while it is cast; initial values that were not computed yet never are.
 
     Args:
         module: Whose variables; all of them, or none if an error is raised before the first is read.
@@ -65,8 +66,15 @@ class _Read:
 
     def array(self) -> Array:
         """Its value, of the variable's shape and dtype."""
-        found = self.stored[self.box.within(whole(self.stored.shape))]
-        return np.asarray(found.swapaxes(-1, -2) if self.transpose else found, self.variable.dtype, order="C")
+        at = self.box.within(whole(self.stored.shape))
+        if not self.transpose:
+            return np.asarray(self.stored[at], self.variable.dtype, order="C")
+        out = np.empty(self.variable.shape, self.variable.dtype)
+        for begin in range(0, out.shape[-1], _BAND):
+            end = min(begin + _BAND, out.shape[-1])
+            rows = slice(at[-2].start + begin, at[-2].start + end)
+            out[..., begin:end] = self.stored[(*at[:-2], rows, at[-1])].swapaxes(-1, -2)
+        return out
 
 
 def _reads(
@@ -99,7 +107,7 @@ def _reads(
     told = _told(missing=missing, unexpected=unexpected, mismatched=mismatched)
     if told:
         raise CheckpointError(
-            f"{os.fspath(path)} does not fit the model: {told}; check the configuration and the name table"
+            f"{os.fspath(path)} does not fit the model: {told}; check the model's sizes and the table"
         )
     return reads
 
