@@ -53,8 +53,9 @@ class VocabParallelEmbedding(Module):
     ) -> VocabParallelEmbedding:
         """This rank's rows of a dense table that all ranks hold alike."""
         table = dense.weight
-        layer = cls(*table.shape, Generator(0), comm, sequence_dim=sequence_dim, dtype=table.dtype)
-        layer.weight.assign(part_of(table, (layer._mine, range(table.shape[1]))))
+        vocabulary, dim = table.shape
+        layer = cls(vocabulary, dim, Generator(0), comm, sequence_dim=sequence_dim, dtype=table.dtype)
+        layer.weight.assign(part_of(table, (layer._mine, range(dim))))
         return layer
 
     def __call__(self, indices: Tensor) -> Tensor:
