@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "device_group": RANKS | {"topology", "runtime"},
     "data_parallel": RANKS | {"module", "optim"},
     "tensor_parallel": RANKS | {"module", "layers", "attention"},
+    "context_parallel": RANKS | {"module", "attention"},
     "pipeline_parallel": GROUND,
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
     "distributed_cache": GROUND,
