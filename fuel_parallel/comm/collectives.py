@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,19 @@ def _together(run: Callable[..., Any]) -> Callable[..., Any]:
             guard.leave()
 
     return kernel
+
+
+@contextmanager
+def meeting(xp: Any, x: Any, comm: Communicator) -> Iterator[Transport]:
+    """Around what ranks do together on arrays like `x`: begins when all are there, and gives the transport."""
+    guard = comm.guard
+    if guard is not None:
+        guard.enter()
+    try:
+        yield _transport(xp, x, comm)
+    finally:
+        if guard is not None:
+            guard.leave()
 
 
 def _transport(xp: Any, x: Any, comm: Communicator) -> Transport:

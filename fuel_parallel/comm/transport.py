@@ -113,6 +113,13 @@ class Transport(ABC):
     def exchange(self, x: Host, dest: int | None, source: int | None, out: Host | None = None) -> Host | None:
         """Sends to one rank while receiving an array like mine from another; None stands for nobody."""
 
+    def start_exchange(self, x: Host, dest: int, source: int) -> Pending:
+        """Starts an exchange that may go on while other work is done; until `wait` nobody writes into `x`.
+
+        Exchanges that are under way together end up in the order in which they were started.
+        """
+        return Done(self.exchange(x, dest, source))
+
     @abstractmethod
     def send(self, x: Host, dest: int, tag: int) -> None:
         """Sends without waiting for the receiver."""
@@ -205,4 +212,4 @@ class NoTransport(Transport):
 
     _any_call: Any = _refuse
     all_reduce = start_all_reduce = reduce = broadcast = all_gather = reduce_scatter = scan = _any_call
-    all_to_all = exchange = send = recv = barrier = _any_call
+    all_to_all = exchange = start_exchange = send = recv = barrier = _any_call
