@@ -74,6 +74,8 @@ def _open_dims(kind: str, facts: Facts) -> tuple[int, ...]:
         return (facts["dim"],)
     if kind.startswith("ring_attention"):
         return (0,)  # queries, keys and values of my part of the sequence, flat
+    if kind == "gather_rows":
+        return (0,)
     if kind == "all_to_all" and facts["concat_dim"] != facts["split_dim"]:
         return (facts["concat_dim"],)
     return ()
