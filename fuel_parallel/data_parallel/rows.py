@@ -46,7 +46,13 @@ def shard_of_rows(shape: Shape, outer: Shard | None, comm: Communicator) -> Shar
     mine = rows_of(shape, comm)
     if outer is None:
         return Shard(shape, (mine.start, *[0] * (len(shape) - 1)))
-    return Shard(outer.global_shape, (outer.start[0] + mine.start, *outer.start[1:]))
+    start = (outer.start[0] + mine.start, *outer.start[1:])
+    if outer.owned is None:
+        return Shard(outer.global_shape, start)
+    owned = range(shape[0])[outer.owned[0]]
+    here = range(max(owned.start, mine.start), max(owned.start, mine.start, min(owned.stop, mine.stop)))
+    rows = slice(min(here.start, mine.stop) - mine.start, min(here.stop, mine.stop) - mine.start)
+    return Shard(outer.global_shape, start, (rows, *outer.owned[1:]))
 
 
 @dataclass(frozen=True)
