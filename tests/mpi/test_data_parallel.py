@@ -171,3 +171,46 @@ def test_parts_are_compared_with_the_same_parts() -> None:
     check_replicas(layer, mesh["dp"])
     with pytest.raises(ReplicaError, match=r"weight, float32\[4, 3\] differs: ranks 1, 3 from ranks 0, 2"):
         check_replicas(layer, world)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_of_sharded_state_are_clipped_by_the_norm_of_all_rows(stage: int) -> None:
+    """The rows of one parameter are parts of it, over data-parallel ranks here; a scalar is whole on all."""
+
+    class Scaled(fp.Module):
+        def __init__(self) -> None:
+            self.layers = network()
+            self.scale = fp.Parameter(ft.asarray(1.5, dtype="float64"))
+
+        def __call__(self, x: ft.Tensor) -> ft.Tensor:
+            return ft.mean(ft.square(self.layers[1](ft.tanh(self.layers[0](x))) * self.scale))
+
+    x = np.random.default_rng(3).normal(size=(2 * N, 4)) * 10
+    rows = shard_rows(len(x), world)
+    dense, model = Scaled(), Scaled()
+    plain = fp.optim.SGD(dense.parameters(), lr=0.1)
+    gradients, wanted = fp.optim.clip_by_global_norm(
+        ft.grad(dense(ft.asarray(x)), dense.parameters()), 0.01, parameters=dense.parameters()
+    )
+    plain.update(gradients)
+    mine = ft.asarray(x[rows.start : rows.stop])
+    if stage == 3:
+        fp.data_parallel.shard_parameters(model, world, whole_elements=1)
+        optimizer = fp.optim.SGD(model.parameters(), lr=0.1)
+        gradients, norm = fp.optim.clip_by_global_norm(
+            ft.grad(model(mine), model.parameters()), 0.01, parameters=model.parameters(), tp=world
+        )
+        optimizer.update(gradients)
+    else:
+        sharded = fp.data_parallel.ShardedOptimizer(
+            lambda p: fp.optim.SGD(p, lr=0.1), model.parameters(), world, stage=stage
+        )
+        reduced = sharded.reduce_gradients(ft.grad(model(mine), model.parameters()))
+        gradients, norm = fp.optim.clip_by_global_norm(reduced, 0.01, parameters=sharded.shards, tp=world)
+        sharded.update(gradients, reduced=True)
+    fp.realize(norm, wanted, model, dense)
+    np.testing.assert_allclose(norm.numpy(), wanted.numpy(), rtol=1e-12)
+    for found, whole in zip(model.parameters(), dense.parameters(), strict=True):
+        start = (0,) * found.ndim if found.shard is None else found.shard.start
+        part = whole.numpy()[tuple(slice(s, s + n) for s, n in zip(start, found.shape, strict=True))]
+        np.testing.assert_allclose(found.numpy(), part, rtol=1e-12, atol=1e-12)
