@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
+from fuel_parallel.checkpoint.state import named
 from fuel_parallel.data_parallel import GradientAccumulator, average_gradients, check_replicas, shard_rows
 from fuel_parallel.errors import ArgumentError, ReplicaError, ShapeError
 from fuel_parallel.lazy.node import topological
@@ -214,3 +215,34 @@ def test_gradients_of_sharded_state_are_clipped_by_the_norm_of_all_rows(stage: i
         start = (0,) * found.ndim if found.shard is None else found.shard.start
         part = whole.numpy()[tuple(slice(s, s + n) for s, n in zip(start, found.shape, strict=True))]
         np.testing.assert_allclose(found.numpy(), part, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad_rank", [0, N - 1])
+def test_masters_and_a_loss_scale_may_be_cut_over_the_ranks(bad_rank: int) -> None:
+    def train(make: Callable[[list[fp.Parameter]], Any]) -> tuple[list[fp.Parameter], Any]:
+        parameters = parameters_of(network("float16"))
+        optimizer = make(parameters)
+        for step in range(3):
+            draw = np.random.default_rng([step, RANK])
+            gradients = [ft.astype(ft.asarray(draw.integers(-8, 9, p.shape) / 8), ft.float16) for p in parameters]
+            if step == 1 and bad_rank == RANK:
+                gradients[0] = gradients[0] * np.inf
+            if isinstance(optimizer, fp.optim.MixedPrecision):
+                gradients = average_gradients(gradients, world)
+            optimizer.update(gradients)
+            fp.realize(optimizer)
+        return parameters, optimizer
+
+    def mixed(p: list[fp.Parameter]) -> fp.optim.MixedPrecision:
+        return fp.optim.MixedPrecision(p, lambda m: fp.optim.AdamW(m, lr=0.1), comm=world, loss_scale=4.0)
+
+    wanted, plain = train(mixed)
+    found, sharded = train(lambda p: fp.data_parallel.ShardedOptimizer(mixed, p, world))
+    assert sharded.inner.skipped_steps.item() == plain.skipped_steps.item() == 1
+    assert sharded.inner.loss_scale.item() == plain.loss_scale.item() == 2.0
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=2e-3)
+    names = named({"p": found, "optimizer": sharded}).tensors
+    assert {n: held.global_shape for n, held in names.items()} == {
+        n: held.global_shape for n, held in named({"p": wanted, "optimizer": plain}).tensors.items()
+    }
