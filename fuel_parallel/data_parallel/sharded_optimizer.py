@@ -20,7 +20,7 @@ from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter, Shard, Variable
-from fuel_parallel.optim import Optimizer
+from fuel_parallel.optim.optimizer import Optimizer, rekeyed
 
 
 class ShardedOptimizer:
@@ -128,7 +128,7 @@ class ShardedOptimizer:
 
     def __state__(self) -> dict[str, Any]:
         """What a checkpoint keeps: the state of `inner`, under the whole parameters, so that any stage can read it."""
-        state = {name: self._keyed(part, self._whole_of) for name, part in self.inner.__state__().items()}
+        state: dict[str, Any] = rekeyed(self.inner.__state__(), self._whole_of)
         if self._keeps_masters:
             state["masters"] = dict(zip(self.parameters, self.shards, strict=True))
         return state
@@ -136,7 +136,7 @@ class ShardedOptimizer:
     def __restore__(self, state: dict[str, Any]) -> None:
         """Gives `inner` its part of a checkpoint; variables have their values already."""
         shard_of = {whole: shard for shard, whole in self._whole_of.items()}
-        self.inner.__restore__({k: self._keyed(part, shard_of) for k, part in state.items() if k != "masters"})
+        self.inner.__restore__(rekeyed(state, shard_of))
 
     def __tensors__(self) -> list[Any]:
         rows = set() if self._keeps_masters else set(map(id, self.shards))
@@ -166,17 +166,13 @@ class ShardedOptimizer:
 
     def _state_of_shards(self) -> Iterator[tuple[Parameter, Variable]]:
         """The variables of `inner` that are cut as the shard that they are for."""
-        for part in self.inner.__state__().values():
-            for key, value in part.items() if isinstance(part, dict) else ():
-                if isinstance(key, Parameter) and isinstance(value, Variable) and value.shape == key.shape:
+        states: list[Any] = [self.inner.__state__()]
+        while states:
+            for key, value in states.pop().items():
+                if isinstance(value, dict):
+                    states.append(value)
+                elif isinstance(key, Parameter) and isinstance(value, Variable) and value.shape == key.shape:
                     yield key, value
-
-    @staticmethod
-    def _keyed(part: Any, other: dict[Parameter, Parameter]) -> Any:
-        """A dict whose keys are parameters with the others in their place; all else as it is."""
-        if not isinstance(part, dict):
-            return part
-        return {other.get(key, key) if isinstance(key, Parameter) else key: value for key, value in part.items()}
 
     # Mistakes.
 

@@ -14,7 +14,7 @@ from fuel_parallel.lazy.ops import binary, creation, elementwise, manipulation, 
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import tensors_of
 from fuel_parallel.module import Parameter, Variable
-from fuel_parallel.optim.optimizer import Optimizer
+from fuel_parallel.optim.optimizer import Optimizer, rekeyed
 
 FIRST_SCALE = 2.0**15
 """Of float16, whose greatest number is just below 2**16."""
@@ -136,30 +136,23 @@ class MixedPrecision(Optimizer):
         self.good_steps.assign(binary.where(grows, 0, good))
 
     def __state__(self) -> dict[str, Any]:
-        names = {id(m): p for m, p in zip(self.masters, self.parameters, strict=True)}
+        names = dict(zip(self.masters, self.parameters, strict=True))
         state: dict[str, Any] = {
             "masters": {p: m for p, m in zip(self.parameters, self.masters, strict=True) if p is not m},
             "loss_scale": self.loss_scale,
             "good_steps": self.good_steps,
             "skipped_steps": self.skipped_steps,
         }
-        return state | {"optimizer": _renamed(self.optimizer.__state__(), names)}
+        return state | {"optimizer": rekeyed(self.optimizer.__state__(), names)}
 
     def __restore__(self, state: dict[str, Any]) -> None:
         self.optimizer.__restore__(state["optimizer"])
 
     def __tensors__(self) -> list[Any]:
-        return [*self.parameters, self.optimizer, self.loss_scale, self.good_steps, self.skipped_steps]
+        return [*self.parameters, *tensors_of(self.optimizer), self.loss_scale, self.good_steps, self.skipped_steps]
 
 
 def _master(parameter: Parameter) -> Parameter:
     if not dtypes.is_half(parameter.dtype):
         return parameter
     return Parameter(creation.astype(parameter, dtypes.float32), shard=parameter.shard)
-
-
-def _renamed(state: Any, names: dict[int, Parameter]) -> Any:
-    """The state of the inner optimizer, with what it keeps of a master under the model's parameter."""
-    if not isinstance(state, dict):
-        return state
-    return {names.get(id(key), key): _renamed(part, names) for key, part in state.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,15 @@ class Optimizer:
 def zeros_for(parameters: Sequence[Parameter]) -> list[Variable]:
     """State of an optimizer: a variable for each parameter, like it."""
     return [Variable(creation.zeros_like(p)) for p in parameters]
+
+
+def rekeyed(state: Any, other: Mapping[Parameter, Parameter]) -> Any:
+    """The state of an optimizer, with what it keeps of a parameter under the other one: for one inside of another."""
+    if not isinstance(state, dict):
+        return state
+    return {
+        other.get(key, key) if isinstance(key, Parameter) else key: rekeyed(part, other) for key, part in state.items()
+    }
 
 
 def check_betas(name: str, betas: tuple[float, float]) -> tuple[float, float]:

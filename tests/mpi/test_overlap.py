@@ -15,6 +15,9 @@ from fuel_parallel import ReduceOp
 from fuel_parallel.comm import mpi, node_memory, shared_reduction
 from fuel_parallel.comm.mpi import MpiComm
 from fuel_parallel.errors import RealizeError
+from fuel_parallel.runtime import execute as executing
+from fuel_parallel.runtime import realize as realizing
+from fuel_parallel.runtime import trace
 
 pytestmark = pytest.mark.mpi
 world = fp.init()
@@ -74,6 +77,29 @@ def test_training_equals_that_on_the_whole_batch(comm):
         np.testing.assert_allclose(p.numpy(), q.numpy(), rtol=2e-3, atol=2e-4)
         digests = MPI.COMM_WORLD.allgather(p.numpy().tobytes())
         assert all(digest == digests[0] for digest in digests)
+
+
+def test_the_trace_of_a_step_shows_the_first_bucket_on_its_way_before_the_last_gradient(comm, monkeypatch, tmp_path):
+    monkeypatch.delenv("FUEL_PASSES", raising=False)  # without `overlap` it is not so
+    layers, optimizer = network()
+    recorder = trace.Recorder(tmp_path / "trace.json")
+    monkeypatch.setattr(realizing, "recorder", recorder)
+    monkeypatch.setattr(executing, "recorder", recorder)
+    gradients = ft.grad(loss_of(layers, ft.asarray(batch(0, RANK))), optimizer.parameters)
+    fp.realize(fp.data_parallel.average_gradients(gradients, comm, bucket_bytes=500 << 10))
+    events = np.array(recorder.events).reshape(-1, 3)
+    names = [recorder._described[number][0] if number >= 0 else "" for number in events[:, 0]]
+    reductions = [(began, ended) for name, (_, began, ended) in zip(names, events, strict=True) if "all_reduce" in name]
+    products = [began for name, (_, began, _) in zip(names, events, strict=True) if "matmul" in name]
+    if N == 1:
+        assert not reductions
+        return
+    assert len(reductions) == 2
+    assert len(products) == 3 * 4 - 1  # forward, and backward for weights and inputs
+    began, ended = reductions[0]
+    after = [product for product in products if product > began]
+    assert len(after) == 3  # the gradients of the first two layers' weights, and of what is between them
+    assert ended > after[0]
 
 
 @pytest.mark.mpi(min_size=2)
