@@ -88,6 +88,32 @@ def test_values_and_gradients_stay(vocabulary: int, kv_heads: int, group: int, h
         np.testing.assert_allclose(gradient.numpy(), whole.numpy()[at], rtol=1e-11, atol=1e-12, err_msg=name)
 
 
+class Named(fp.Module):
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
+
+
+def test_a_ready_plan_finds_the_layers_of_bert() -> None:
+    g = ft.random.Generator(0)
+    layer = Named(
+        attention=fp.Attention(8, 4, g),
+        intermediate=Named(dense=fp.Linear(8, 32, g)),
+        output=Named(dense=fp.Linear(32, 8, g), LayerNorm=fp.LayerNorm(8)),
+    )
+    embeddings = Named(word_embeddings=fp.Embedding(30, 8, g), position_embeddings=fp.Embedding(16, 8, g))
+    bert = Named(embeddings=embeddings, encoder=Named(layer=[layer]), pooler=Named(dense=fp.Linear(8, 8, g)))
+    for model in (bert, Named(bert=bert, classifier=fp.Linear(8, 2, g))):
+        listed = tp.describe(model, tp.LayerParallelPlan.ready("bert"), N).splitlines()
+        found = [line.split()[:2] for line in listed[1:-1]]
+        prefix = "" if model is bert else "bert."
+        assert found == [
+            [f"{prefix}embeddings.word_embeddings", "vocab"],
+            [f"{prefix}encoder.layer.0.attention", "attention"],
+            [f"{prefix}encoder.layer.0.intermediate.dense", "column"],
+            [f"{prefix}encoder.layer.0.output.dense", "row"],
+        ]
+
+
 def test_what_stays_dense_and_what_is_shared() -> None:
     split = tp.parallelize(model(8, 4, 2, 6), PLAN, world)
     assert isinstance(split.blocks[1].mlp["up"], fp.Linear)
