@@ -124,6 +124,38 @@ def test_what_stays_dense_and_what_is_shared() -> None:
     assert isinstance(split.embedding, tp.VocabParallelEmbedding)
 
 
+def test_a_mesh_gives_its_axis() -> None:
+    split = tp.parallelize(model(8, 4, 2, 6), PLAN, fp.Mesh(world, dp=1, tp=-1))
+    assert split.embedding.weight.shape[0] == len(partition(8, N)[RANK])
+    with pytest.raises(ArgumentError, match="no axis 'tp'; the axes are dp"):
+        tp.parallelize(model(8, 4, 2, 6), PLAN, fp.Mesh(world, dp=-1))
+
+
+@settings(max_examples=5)
+@given(vocabulary=st.integers(1, 9), dim=st.integers(1, 5), rows=st.integers(1, 4))
+def test_a_head_that_shares_the_table(vocabulary: int, dim: int, rows: int) -> None:
+    """Its classes may stay cut: the loss and both gradients are those of the whole."""
+    g = ft.random.Generator(2)
+    x = g.normal((rows, dim), dtype="float64")
+    dense = fp.Embedding(vocabulary, dim, g, dtype="float64")
+    split = tp.VocabParallelEmbedding.from_dense(dense, world)
+    targets = ft.asarray(np.arange(rows) % vocabulary)
+    wanted = ft.cross_entropy(dense.logits(x), targets)
+    cut = split.logits(x, gather_output=False)
+    found = tp.vocab_parallel_cross_entropy(cut, targets, world, classes=vocabulary)
+    whole = split.logits(x)
+    of_x, of_table = ft.grad(found, [x, split.weight])
+    wanted_of_x, wanted_of_table = ft.grad(wanted, [x, dense.weight])
+    fp.realize(whole, found, of_x, of_table, wanted, wanted_of_x, wanted_of_table)
+    mine = partition(vocabulary, N)[RANK]
+    assert cut.shape == (rows, len(mine))
+    np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(whole.numpy(), dense.logits(x).numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(of_x.numpy(), wanted_of_x.numpy(), rtol=1e-12, atol=1e-12)
+    at = slice(mine.start, mine.stop)
+    np.testing.assert_allclose(of_table.numpy(), wanted_of_table.numpy()[at], rtol=1e-12, atol=1e-12)
+
+
 def test_no_rank_draws_a_whole_weight() -> None:
     """The largest node below the parameters is the largest part."""
     whole = 64 * 8 * N
