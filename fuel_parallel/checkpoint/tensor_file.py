@@ -148,17 +148,27 @@ def read_box(file: int, place: Place, box: Box, out: Array) -> None:
     if run < _SHORT and outer:
         _read_wider(file, place, box, outer, out)
         return
+    starts = _starts(place, box, outer)
+    if out.flags.c_contiguous:
+        whole = bytes_of(out)
+        for number, at in enumerate(starts):
+            read_exactly(file, whole[number * run : (number + 1) * run], at)
+        return
+    part = np.empty(box.shape[outer:], place.dtype)
+    for index, at in zip(np.ndindex(*box.shape[:outer]), starts, strict=True):
+        read_exactly(file, bytes_of(part), at)
+        out[index] = part
+
+
+def _starts(place: Place, box: Box, outer: int) -> list[int]:
+    """The byte of the file at which each run of a box begins; a run is all that lies behind dimension `outer`."""
     strides = [math.prod(place.shape[dim + 1 :]) for dim in range(len(place.shape))]
     first = sum(at * stride for at, stride in zip(box.start, strides, strict=True))
-    for index in np.ndindex(*box.shape[:outer]):
-        at = first + sum(i * stride for i, stride in zip(index, strides, strict=False))
-        part = out[index]
-        if not isinstance(part, np.ndarray):  # a scalar: `out` is 0-d
-            part = out
-        whole = part if part.flags.c_contiguous else np.empty(part.shape, place.dtype)
-        read_exactly(file, bytes_of(whole), place.offset + at * place.dtype.itemsize)
-        if whole is not part:
-            part[...] = whole
+    starts = np.array(first)
+    for extent, stride in zip(box.shape[:outer], strides, strict=False):
+        starts = np.add.outer(starts, np.arange(extent) * stride)
+    found: list[int] = (place.offset + starts.reshape(-1) * place.dtype.itemsize).tolist()
+    return found
 
 
 def _read_wider(file: int, place: Place, box: Box, dim: int, out: Array) -> None:

@@ -27,14 +27,14 @@ def words(tokens: list[int]) -> str:
     return ",".join(map(str, tokens))
 
 
-@pytest.mark.parametrize(("name", "options"), [("llama-uneven", []), ("gpt2", ["--mesh", "dp=1,tp=2"])])
-def test_it_goes_on_as_transformers_does(name: str, options: list[str], start: Start) -> None:
+@pytest.mark.parametrize(("name", "mesh", "parts"), [("llama-uneven", "", 2), ("gpt2", "dp=2,tp=1", 1)])
+def test_it_goes_on_as_transformers_does(name: str, mesh: str, parts: int, start: Start) -> None:
     wanted = expected(name)
-    launch = {"FUELRUN_MESH": options[1]} if options else {}
+    launch = {"FUELRUN_MESH": mesh} if mesh else {}
     run = start("llama.py", GOLDEN / name, "--tokens", words(wanted["tokens"][0]), "--new", 8, ranks=2, **launch)
     assert run.returncode == 0, run.stderr
     held, answer = run.stdout.splitlines()
-    assert held.endswith("2 rank(s)")
+    assert held.endswith(f"; {parts} rank(s)")
     assert json.loads(answer) == wanted["greedy"]
 
 

@@ -88,6 +88,32 @@ def test_values_and_gradients_stay(vocabulary: int, kv_heads: int, group: int, h
         np.testing.assert_allclose(gradient.numpy(), whole.numpy()[at], rtol=1e-11, atol=1e-12, err_msg=name)
 
 
+class Named(fp.Module):
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
+
+
+def test_a_ready_plan_finds_the_layers_of_bert() -> None:
+    g = ft.random.Generator(0)
+    layer = Named(
+        attention=fp.Attention(8, 4, g),
+        intermediate=Named(dense=fp.Linear(8, 32, g)),
+        output=Named(dense=fp.Linear(32, 8, g), LayerNorm=fp.LayerNorm(8)),
+    )
+    embeddings = Named(word_embeddings=fp.Embedding(30, 8, g), position_embeddings=fp.Embedding(16, 8, g))
+    bert = Named(embeddings=embeddings, encoder=Named(layer=[layer]), pooler=Named(dense=fp.Linear(8, 8, g)))
+    for model in (bert, Named(bert=bert, classifier=fp.Linear(8, 2, g))):
+        listed = tp.describe(model, tp.LayerParallelPlan.ready("bert"), N).splitlines()
+        found = [line.split()[:2] for line in listed[1:-1]]
+        prefix = "" if model is bert else "bert."
+        assert found == [
+            [f"{prefix}embeddings.word_embeddings", "vocab"],
+            [f"{prefix}encoder.layer.0.attention", "attention"],
+            [f"{prefix}encoder.layer.0.intermediate.dense", "column"],
+            [f"{prefix}encoder.layer.0.output.dense", "row"],
+        ]
+
+
 def test_what_stays_dense_and_what_is_shared() -> None:
     split = tp.parallelize(model(8, 4, 2, 6), PLAN, world)
     assert isinstance(split.blocks[1].mlp["up"], fp.Linear)
@@ -96,6 +122,38 @@ def test_what_stays_dense_and_what_is_shared() -> None:
     assert split.heads[0].gather_output
     assert split.heads[1]["of"] is split.embedding
     assert isinstance(split.embedding, tp.VocabParallelEmbedding)
+
+
+def test_a_mesh_gives_its_axis() -> None:
+    split = tp.parallelize(model(8, 4, 2, 6), PLAN, fp.Mesh(world, dp=1, tp=-1))
+    assert split.embedding.weight.shape[0] == len(partition(8, N)[RANK])
+    with pytest.raises(ArgumentError, match="no axis 'tp'; the axes are dp"):
+        tp.parallelize(model(8, 4, 2, 6), PLAN, fp.Mesh(world, dp=-1))
+
+
+@settings(max_examples=5)
+@given(vocabulary=st.integers(1, 9), dim=st.integers(1, 5), rows=st.integers(1, 4))
+def test_a_head_that_shares_the_table(vocabulary: int, dim: int, rows: int) -> None:
+    """Its classes may stay cut: the loss and both gradients are those of the whole."""
+    g = ft.random.Generator(2)
+    x = g.normal((rows, dim), dtype="float64")
+    dense = fp.Embedding(vocabulary, dim, g, dtype="float64")
+    split = tp.VocabParallelEmbedding.from_dense(dense, world)
+    targets = ft.asarray(np.arange(rows) % vocabulary)
+    wanted = ft.cross_entropy(dense.logits(x), targets)
+    cut = split.logits(x, gather_output=False)
+    found = tp.vocab_parallel_cross_entropy(cut, targets, world, classes=vocabulary)
+    whole = split.logits(x)
+    of_x, of_table = ft.grad(found, [x, split.weight])
+    wanted_of_x, wanted_of_table = ft.grad(wanted, [x, dense.weight])
+    fp.realize(whole, found, of_x, of_table, wanted, wanted_of_x, wanted_of_table)
+    mine = partition(vocabulary, N)[RANK]
+    assert cut.shape == (rows, len(mine))
+    np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(whole.numpy(), dense.logits(x).numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(of_x.numpy(), wanted_of_x.numpy(), rtol=1e-12, atol=1e-12)
+    at = slice(mine.start, mine.stop)
+    np.testing.assert_allclose(of_table.numpy(), wanted_of_table.numpy()[at], rtol=1e-12, atol=1e-12)
 
 
 def test_no_rank_draws_a_whole_weight() -> None:

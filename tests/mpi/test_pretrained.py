@@ -52,6 +52,23 @@ def test_logits_and_text_are_those_of_transformers(name: str) -> None:
     assert example.go_on(model, wanted["tokens"][0], len(wanted["greedy"])) == wanted["greedy"]
 
 
+def test_files_as_the_hub_has_them_for_gpt2(shared: Path) -> None:
+    """Without the prefix, with the causal masks of each layer and the head that shares its table."""
+    tensors = {key: np.asarray(one) for key, one in checkpoint.read_huggingface(GOLDEN / "gpt2").items()}
+    bare = {key.removeprefix("transformer."): one for key, one in tensors.items()}
+    bare |= {"h.0.attn.bias": np.ones((1, 1, 64, 64), np.float32), "lm_head.weight": bare["wte.weight"]}
+    if world.is_root:
+        checkpoint.export_huggingface(bare, shared)
+    world.barrier()
+    _, model = example.load(GOLDEN / "gpt2", world)
+    _, again = example.load(GOLDEN / "gpt2", world)
+    for variable in again.parameters():
+        variable.assign(ft.zeros_like(variable))
+    checkpoint.load_huggingface(again, shared, model.names)
+    for (key, found), wanted in zip(again.named_parameters(), model.parameters(), strict=True):
+        np.testing.assert_array_equal(found.numpy(), wanted.numpy(), err_msg=key)
+
+
 def test_parts_are_those_of_the_dense_model(name: str) -> None:
     _, dense = example.load(GOLDEN / name, fp.IdentityComm())
     _, model = example.load(GOLDEN / name, world)
