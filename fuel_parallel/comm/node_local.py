@@ -26,7 +26,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -182,6 +182,11 @@ class NodeLocalTransport(Transport):
         all_gather(memory, x.reshape(-1), _sections(rows, result.size), result.reshape(-1))
         return result
 
+    def start_all_gather(self, x: Host, rows: Sequence[int], out: Host | None = None) -> Pending:
+        """See `Transport.start_all_gather`. By MPI, which goes on meanwhile."""
+        settle()
+        return _Settled(self.plain.start_all_gather(x, rows, out))
+
     def broadcast(self, x: Host, root: int, out: Host | None = None) -> Host:
         """See `Transport.broadcast`."""
         settle()
@@ -287,6 +292,22 @@ class NodeLocalTransport(Transport):
         if whole.dtype != x.dtype:
             result[...] = whole.reshape(x.shape)
         return result
+
+
+class _Settled(Pending):
+    """An operation of MPI, before whose end this rank does its part of all that others may wait for."""
+
+    def __init__(self, pending: Pending) -> None:
+        self.pending = pending
+
+    def progress(self) -> None:
+        """See `Pending.progress`."""
+        self.pending.progress()
+
+    def wait(self) -> Any:
+        """See `Pending.wait`."""
+        settle()
+        return self.pending.wait()
 
 
 def _sections(rows: Sequence[int], size: int) -> list[range]:

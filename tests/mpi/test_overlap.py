@@ -279,5 +279,5 @@ def test_after_a_kernel_failed_on_all_ranks_the_next_reductions_are_right(comm, 
         y = comm.all_reduce(x * float(round_ + 1))
         assert (y.numpy() == TOTAL * (round_ + 1)).all()
     mpi.finish_requests()
-    assert not mpi._reductions
+    assert not mpi._under_way
     comm.barrier()
