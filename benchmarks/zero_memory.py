@@ -1,7 +1,7 @@
 """Memory of one rank under plain data parallelism and ZeRO-1, 2 and 3, measured against the paper's formulas.
 
     mpiexec -n 4 python benchmarks/zero_memory.py
-    mpiexec -n 2 python benchmarks/zero_memory.py --dtype bfloat16 --layers 8
+    mpiexec -n 2 python benchmarks/zero_memory.py --dtype bfloat16 --layers 32
 
 For a model of Psi parameters in b bytes, with optimizer state of K bytes a parameter, over N ranks
 (arXiv:1910.02054, section 3):
@@ -12,7 +12,9 @@ For a model of Psi parameters in b bytes, with optimizer state of K bytes a para
     ZeRO-3    ((b + b + K)/N) Psi
 
 "state" is what is held between steps with the gradients still there: parameters, gradients, optimizer state, as
-`fp.memory_stats().live` counts it. "peak" adds what the step took from the planner, activations and buckets included.
+`fp.memory_stats().live` counts it. "peak" is what is held when the backward pass begins, what the plan of both passes
+takes (`fp.memory_stats().peak`: activations, whole gradients and gathered weights, buckets), and gradients that a
+reduce-scatter gives.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel.data_parallel import ShardedOptimizer, average_gradients, shard_parameters
 
+BUCKET = 1 << 20
 STAGES = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 
 
@@ -74,9 +77,9 @@ def made(stage: int, model: Mlp, comm: fp.Communicator, masters: bool) -> tuple[
         shard_parameters(model, comm, whole_elements=0)
         return adamw(model.parameters()), lambda gradients: gradients
     if stage == 0:
-        return adamw(model.parameters()), lambda gradients: average_gradients(gradients, comm)
+        return adamw(model.parameters()), lambda gradients: average_gradients(gradients, comm, bucket_bytes=BUCKET)
     dtype = "float32" if masters else None
-    optimizer = ShardedOptimizer(adamw, model.parameters(), comm, stage=stage, master_dtype=dtype)
+    optimizer = ShardedOptimizer(adamw, model.parameters(), comm, stage=stage, master_dtype=dtype, bucket_bytes=BUCKET)
     return optimizer, optimizer.reduce_gradients if stage == 2 else lambda gradients: gradients
 
 
@@ -86,7 +89,7 @@ def measure(stage: int, layers: int, dim: int, batch: int, dtype: str, comm: fp.
     size = layers * dim * dim
     optimizer, reduced = made(stage, model, comm, masters=dtype == "bfloat16")
     fp.realize(model, optimizer)
-    x = ft.asarray(fp.lazy.random.Generator(1).normal((batch, dim), dtype=dtype).numpy())
+    x = ft.asarray(ft.random.Generator(1).normal((batch, dim), dtype=dtype).numpy())
     peak = state = 0
     begin = time.perf_counter()
     for _ in range(steps):
@@ -97,7 +100,8 @@ def measure(stage: int, layers: int, dim: int, batch: int, dtype: str, comm: fp.
         stats = fp.memory_stats()
         state = stats.live - x.nbytes
         held_before = state - sum(g.nbytes for g in gradients)
-        peak = max(peak, held_before + stats.peak)
+        scattered = sum(g.nbytes for g in gradients) if stage >= 2 and comm.world_size > 1 else 0
+        peak = max(peak, held_before + stats.peak + scattered)
         if stage == 2:
             optimizer.update(gradients, reduced=True)
         else:
@@ -111,7 +115,7 @@ def measure(stage: int, layers: int, dim: int, batch: int, dtype: str, comm: fp.
 
 
 @click.command(help="Measure what a rank holds under each stage of ZeRO.", context_settings={"show_default": True})
-@click.option("--layers", default=8)
+@click.option("--layers", default=16)
 @click.option("--dim", default=512)
 @click.option("--batch", default=16, help="Rows of a rank.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")

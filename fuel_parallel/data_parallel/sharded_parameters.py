@@ -15,7 +15,7 @@ from typing import Any
 
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.data_parallel.gathering import gather_rows, mean_gradient
-from fuel_parallel.data_parallel.rows import own_rows, shard_of_rows
+from fuel_parallel.data_parallel.rows import check_same, own_rows, shard_of_rows
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy.node import Node, Shape
 from fuel_parallel.lazy.tensor import Tensor
@@ -71,7 +71,8 @@ def shard_parameters(model: Module, comm: Communicator, *, whole_elements: int =
         comm: The ranks that hold the same parameters: `mesh["dp"]`.
         whole_elements: Parameters with fewer elements, or fewer rows than ranks, stay whole.
 
-    Raises `ArgumentError` for a model that has been cut already.
+    A collective call. Raises `ArgumentError` for a model that has been cut already, and `CommunicatorError` where ranks
+    have different parameters.
 
     >>> import fuel_parallel as fp
     >>> from fuel_parallel import SymbolicComm
@@ -83,6 +84,7 @@ def shard_parameters(model: Module, comm: Communicator, *, whole_elements: int =
     for name, parameter in model.named_parameters():
         if isinstance(parameter, ShardedParameter):
             raise ArgumentError(f"shard_parameters: {name} has been cut by it before; call it once, on the whole model")
+    check_same("shard_parameters", model.parameters(), comm)
     if comm.world_size == 1:
         return
     made: dict[int, ShardedParameter] = {}
