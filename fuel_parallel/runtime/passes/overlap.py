@@ -13,19 +13,22 @@ from __future__ import annotations
 from fuel_parallel.runtime.graph import Graph, Instruction
 
 LEAST_BYTES = 64 << 10
-"""Smaller all-reduces are over as soon as they have begun: a place of its own is not worth it."""
+"""Smaller collectives are over as soon as they have begun: a place of its own is not worth it."""
 
 _PREPARATIONS = ("concat", "reshape", "slice")
 
 
-def may_overlap(i: Instruction) -> bool:
+def may_overlap(graph: Graph, i: Instruction) -> bool:
     """Whether the instruction is an operation between ranks that can go on while other work is done."""
-    return i.op.start is not None and i.op.crosses_ranks and i.spec.nbytes >= LEAST_BYTES
+    if i.op.start is None or not i.op.crosses_ranks:
+        return False
+    # By the larger one of what it reads and gives: a part may be of another size on another rank.
+    return max(i.spec.nbytes, graph.spec_of(i.inputs[0]).nbytes) >= LEAST_BYTES
 
 
 def overlap(graph: Graph) -> Graph:
     """Orders instructions so that communication and computation can go on side by side."""
-    if not any(may_overlap(i) for i in graph.instructions):
+    if not any(may_overlap(graph, i) for i in graph.instructions):
         return graph
     return _in_order(graph, _begin_early(graph, _wait_late(graph)))
 
@@ -41,9 +44,9 @@ def endings(graph: Graph) -> dict[int, int]:
     for position in range(len(graph.instructions) - 1, -1, -1):
         i = graph.instructions[position]
         end = min(readers[graph.first + position], default=len(graph.instructions))
-        if may_overlap(i) and i.spec.nbytes < graph.spec_of(i.inputs[0]).nbytes:
+        if may_overlap(graph, i) and i.spec.nbytes < graph.spec_of(i.inputs[0]).nbytes:
             end, next_scatter = min(end, next_scatter), position
-        if may_overlap(i) and end > position + 1:
+        if may_overlap(graph, i) and end > position + 1:
             ends[position] = end
     return ends
 
@@ -59,7 +62,7 @@ def _wait_late(graph: Graph) -> list[int]:
             # It comes after the collective before it, but need not have that one's result.
             before = needs = max(before, needs, gathered if i.op.recomputed else 0)
         needed[number] = result[number] = needs
-        if may_overlap(i):
+        if may_overlap(graph, i):
             result[number] = started = started + 1
             gathered = started if i.op.recomputed else gathered
     return sorted(needed, key=lambda number: needed[number])
@@ -92,7 +95,7 @@ def _first_to_be_used_up(graph: Graph, order: list[int]) -> dict[int, set[int]]:
 
 def _way_to(graph: Graph, number: int, done: dict[int, None]) -> list[int] | None:
     """What is left to do for a collective, itself last; None unless that is only to put its input together."""
-    if not may_overlap(graph.instructions[number - graph.first]):
+    if not may_overlap(graph, graph.instructions[number - graph.first]):
         return None
     way: list[int] = []
     stack = [number]
