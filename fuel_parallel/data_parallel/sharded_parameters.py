@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 from fuel_parallel.comm.communicator import Communicator
@@ -150,9 +149,13 @@ def _mapped(value: Any, function: Any) -> Any:
     return function(value)
 
 
-@cache
+_classes: dict[tuple[type[Module], tuple[str, ...]], type[Module]] = {}
+
+
 def _reading_wholes(cls: type[Module], names: tuple[str, ...]) -> type[Module]:
     """The class, but that reading one of the attributes gives whole tensors. What is stored is found by `vars`."""
+    if (cls, names) in _classes:
+        return _classes[cls, names]
 
     def attribute(name: str) -> property:
         def read(self: Module) -> Any:
@@ -164,4 +167,5 @@ def _reading_wholes(cls: type[Module], names: tuple[str, ...]) -> type[Module]:
         return property(read, write)
 
     about = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls,), about | {name: attribute(name) for name in names})
+    made = type(cls.__name__, (cls,), about | {name: attribute(name) for name in names})
+    return _classes.setdefault((cls, names), made)
