@@ -251,7 +251,7 @@ class MpiTransport(Transport):
     def start_all_gather(self, x: Host, rows: Sequence[int], out: Host | None = None) -> Pending:
         # By the size of the whole, which all ranks know.
         nbytes = sum(rows) * x.itemsize * int(np.prod(x.shape[1:], dtype=np.int64))
-        if nbytes < self.nonblocking_from or nbytes > LARGEST_MESSAGE:
+        if nbytes < self.nonblocking_from or nbytes > LARGEST_MESSAGE or self.xp is not np:
             return Done(self.all_gather(x, rows, out))
         return MpiGather(self, x, rows, out)
 
