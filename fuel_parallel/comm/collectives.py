@@ -37,10 +37,10 @@ def together(run: Callable[..., Any]) -> Callable[..., Any]:
         array = xp.ascontiguousarray(x).reshape(x.shape)
         guard = comm.guard
         if guard is None:
-            return run(xp, _transport(xp, array, comm), array, comm, *attrs)
+            return run(xp, transport_of(xp, array, comm), array, comm, *attrs)
         guard.enter()
         try:
-            return run(xp, _transport(xp, array, comm), array, comm, *attrs)
+            return run(xp, transport_of(xp, array, comm), array, comm, *attrs)
         finally:
             guard.leave()
 
@@ -54,48 +54,53 @@ def meeting(xp: Any, x: Any, comm: Communicator) -> Iterator[Transport]:
     if guard is not None:
         guard.enter()
     try:
-        yield _transport(xp, x, comm)
+        yield transport_of(xp, x, comm)
     finally:
         if guard is not None:
             guard.leave()
 
 
-def _transport(xp: Any, x: Any, comm: Communicator) -> Transport:
+def transport_of(xp: Any, x: Any, comm: Communicator) -> Transport:
+    """What moves an array of the module `xp`."""
     return comm.transport if xp is np else comm.transport_of(x)
 
 
 # Reductions.
 
 
-def _start_all_reduce(xp: Any, x: Any, comm: Communicator, op: ReduceOp, replicated: bool, *, reuse: bool) -> Pending:
+def _start_all_reduce(
+    xp: Any, x: Any, comm: Communicator, op: ReduceOp, replicated: bool, *, reuse: bool, out: None
+) -> Pending:
     if isinstance(x, np.generic) or not x.flags.c_contiguous:
         x, reuse = xp.ascontiguousarray(x).reshape(x.shape), True
-    return _transport(xp, x, comm).start_all_reduce(x, op, reuse=reuse)
+    return transport_of(xp, x, comm).start_all_reduce(x, op, reuse=reuse)
 
 
-def _guarded(start: Callable[..., Pending]) -> Callable[..., Pending]:
+def guarded(start: Callable[..., Pending]) -> Callable[..., Pending]:
     """A start that waits until all ranks are there, and whose guard is left when what it started is over."""
 
-    def guarded(xp: Any, x: Any, comm: Communicator, *attrs: Any, reuse: bool) -> Pending:
+    def guarded_start(
+        xp: Any, x: Any, comm: Communicator, *attrs: Any, reuse: bool = False, out: Any = None
+    ) -> Pending:
         guard = comm.guard
         if guard is None:
-            return start(xp, x, comm, *attrs, reuse=reuse)
+            return start(xp, x, comm, *attrs, reuse=reuse, out=out)
         guard.enter()
         try:
-            pending = start(xp, x, comm, *attrs, reuse=reuse)
+            pending = start(xp, x, comm, *attrs, reuse=reuse, out=out)
         except BaseException:
             guard.leave()
             raise
         return guard.until_done(pending)
 
-    return guarded
+    return guarded_start
 
 
-_start_all_reduce_guarded = _guarded(_start_all_reduce)
+_start_all_reduce_guarded = guarded(_start_all_reduce)
 
 
 def _all_reduce_kernel(xp: Any, x: Any, *attrs: Any) -> Any:
-    return _start_all_reduce_guarded(xp, x, *attrs, reuse=False).wait()
+    return _start_all_reduce_guarded(xp, x, *attrs).wait()
 
 
 def _all_reduce_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, replicated: bool) -> Tensor:
@@ -165,10 +170,10 @@ def _with_extent(x: Spec, dim: int, extent: int) -> Spec:
 
 
 def _start_reduce_scatter(
-    xp: Any, x: Any, comm: Communicator, op: ReduceOp, dim: int, rows: Rows, *, reuse: bool
+    xp: Any, x: Any, comm: Communicator, op: ReduceOp, dim: int, rows: Rows, *, reuse: bool, out: None
 ) -> Pending:
     front = xp.ascontiguousarray(xp.moveaxis(x, dim, 0))
-    pending = _transport(xp, front, comm).start_reduce_scatter(front, op, rows)
+    pending = transport_of(xp, front, comm).start_reduce_scatter(front, op, rows)
     return pending if dim == 0 else _Moved(pending, xp, dim)
 
 
@@ -193,13 +198,13 @@ def _reduce_scatter_vjp(
     return gathered if op is ReduceOp.SUM else gathered * (1 / comm.world_size)
 
 
-_start_scatter_guarded = _guarded(_start_reduce_scatter)
+_start_scatter_guarded = guarded(_start_reduce_scatter)
 
 REDUCE_SCATTER = define(
     Op(
         "reduce_scatter",
         infer=lambda x, comm, op, dim, rows: _with_extent(x, dim, rows[comm.rank]),
-        kernel=lambda xp, x, *attrs: _start_scatter_guarded(xp, x, *attrs, reuse=False).wait(),
+        kernel=lambda xp, x, *attrs: _start_scatter_guarded(xp, x, *attrs).wait(),
         start=_start_scatter_guarded,
         vjp=(_reduce_scatter_vjp,),
         crosses_ranks=True,

@@ -39,16 +39,16 @@ LARGEST_MESSAGE = 1 << 30
 _in_flight: list[tuple[MPI.Request, Host]] = []
 """Sends that are not known to be through, with the memory they read from."""
 
-_reductions: set[MpiReduction] = set()
-"""All-reduces that were started and not waited for: a plan that failed leaves some, and MPI still has their memory."""
+_under_way: set[Pending] = set()
+"""Collectives that were started and not waited for: a plan that failed leaves some, and MPI still has their memory."""
 
 
 def finish_requests() -> None:
     """Waits until all that was started is through; MPI must not be finalized before."""
     settle()
     background.finish()
-    for reduction in list(_reductions):
-        reduction.wait()
+    for pending in list(_under_way):
+        pending.wait()
     for request, _ in _in_flight:
         request.Wait()
     _in_flight.clear()
@@ -248,6 +248,13 @@ class MpiTransport(Transport):
             self.fill(place, rank)
         return result
 
+    def start_all_gather(self, x: Host, rows: Sequence[int], out: Host | None = None) -> Pending:
+        # By the size of the whole, which all ranks know.
+        nbytes = sum(rows) * x.itemsize * int(np.prod(x.shape[1:], dtype=np.int64))
+        if nbytes < self.nonblocking_from or nbytes > LARGEST_MESSAGE or self.xp is not np:
+            return Done(self.all_gather(x, rows, out))
+        return MpiGather(self, x, rows, out)
+
     def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape], most_bytes: int) -> list[Host]:
         dtype = blocks[0].dtype
         if most_bytes > LARGEST_MESSAGE:
@@ -347,7 +354,7 @@ class MpiReduction(Pending):
         self.result = filled(x, x if reuse else None)
         start, mpi_op = transport.comm.Iallreduce, transport.ops[op]
         self.requests = [start(transport.in_place, piece, mpi_op) for piece in pieces(self.result)]
-        _reductions.add(self)
+        _under_way.add(self)
 
     def progress(self) -> None:
         for request in self.requests:
@@ -356,7 +363,7 @@ class MpiReduction(Pending):
     def wait(self) -> Host:
         for request in self.requests:
             request.Wait()
-        _reductions.discard(self)
+        _under_way.discard(self)
         return averaged(self.result, self.op, self.ranks)
 
 
@@ -377,4 +384,29 @@ class MpiExchange(Pending):
     def wait(self) -> Host:
         for request in self.requests:
             request.Wait()
+        return self.result
+
+
+class MpiGather(Pending):
+    """An MPI_Iallgatherv under way."""
+
+    def __init__(self, transport: MpiTransport, x: Host, rows: Sequence[int], out: Host | None) -> None:
+        check_host(x)
+        total = sum(rows)
+        self.result = np.empty((total, *x.shape[1:]), dtype=x.dtype) if out is None else out
+        words, kind = transport.words(self.result)
+        width = words.size // total
+        self.sent = transport.words(x)  # held until it is through
+        received = [words, [r * width for r in rows], kind]
+        self.requests = [transport.comm.Iallgatherv(self.sent, received)]
+        _under_way.add(self)
+
+    def progress(self) -> None:
+        for request in self.requests:
+            request.Test()
+
+    def wait(self) -> Host:
+        for request in self.requests:
+            request.Wait()
+        _under_way.discard(self)
         return self.result

@@ -26,7 +26,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.node_collectives import all_gather, all_reduce_small, broadcast, reduce_scatter
 from fuel_parallel.comm.node_memory import NodeMemory, memory_of
 from fuel_parallel.comm.reduction import BY_MPI, averaged, same_bits_everywhere, wide_dtype
-from fuel_parallel.comm.shared_reduction import SharedReduction, settle
+from fuel_parallel.comm.shared_reduction import SharedReduction, SharedScatter, settle
 from fuel_parallel.comm.thresholds import KINDS, NEVER, least_bytes, read_table
 from fuel_parallel.comm.transport import Done, Host, Pending, Transport, check_buffers, check_host, filled
 from fuel_parallel.lazy.dtypes import DType
@@ -182,6 +182,21 @@ class NodeLocalTransport(Transport):
         all_gather(memory, x.reshape(-1), _sections(rows, result.size), result.reshape(-1))
         return result
 
+    def start_reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Pending:
+        """See `Transport.start_reduce_scatter`. In place where an all-reduce is, and so added in the same order."""
+        if x.nbytes < self._at_once_below:
+            return Done(self.reduce_scatter(x, op, rows))
+        nodes = self._nodes or self._find_nodes()
+        if nodes.memory is None or not self._is_in_place(nodes, x, op):
+            return Done(self.reduce_scatter(x, op, rows))
+        check_host(x)
+        return SharedScatter(nodes.memory, self.plain, x, op, rows)
+
+    def start_all_gather(self, x: Host, rows: Sequence[int], out: Host | None = None) -> Pending:
+        """See `Transport.start_all_gather`. By MPI, which goes on meanwhile."""
+        settle()
+        return _Settled(self.plain.start_all_gather(x, rows, out))
+
     def broadcast(self, x: Host, root: int, out: Host | None = None) -> Host:
         """See `Transport.broadcast`."""
         settle()
@@ -292,6 +307,22 @@ class NodeLocalTransport(Transport):
         if whole.dtype != x.dtype:
             result[...] = whole.reshape(x.shape)
         return result
+
+
+class _Settled(Pending):
+    """An operation of MPI, before whose end this rank does its part of all that others may wait for."""
+
+    def __init__(self, pending: Pending) -> None:
+        self.pending = pending
+
+    def progress(self) -> None:
+        """See `Pending.progress`."""
+        self.pending.progress()
+
+    def wait(self) -> Any:
+        """See `Pending.wait`."""
+        settle()
+        return self.pending.wait()
 
 
 def _sections(rows: Sequence[int], size: int) -> list[range]:

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fuel_parallel.comm.node_memory import ANNOUNCED_AT_ONCE, BY_MPI, NOWHERE, NodeMemory
 from fuel_parallel.comm.reduction import BLOCK_BYTES, reduce_into
 from fuel_parallel.comm.transport import Host, Pending, Transport
@@ -153,6 +155,37 @@ class SharedReduction(Pending):
         target = room.view(self.array.dtype)
         target[...] = self.array
         self.array, self.reuse = target, True
+
+
+class SharedScatter(SharedReduction):
+    """One reduce-scatter of an array, `rows[r]` of whose rows are rank r's: a reduction that stays with its section."""
+
+    def __init__(self, memory: NodeMemory, mpi: Transport, x: Host, op: ReduceOp, rows: Sequence[int]) -> None:
+        self.rows, self.whole = rows, x
+        super().__init__(memory, mpi, x, op, reuse=False)
+
+    def wait(self) -> Host:
+        """See `Pending.wait`."""
+        while self.memory.reduced <= self.number:
+            _do_next()
+        # Others still read what I handed in, but nobody writes there: it is free when all have done their sections.
+        self.memory.wait_for_sections(self.number)
+        _not_waited_for.discard(self)
+        return self.section
+
+    def reduce(self) -> None:
+        """Does my section; only when all are `ready`, and in order."""
+        memory = self.memory
+        arrays = None if memory.anybody_wants_mpi(self.number) else self._arrays()
+        if arrays is None:
+            self.section = self.mpi.reduce_scatter(self.whole, self.op, self.rows)
+        else:
+            width = self.whole.size // max(sum(self.rows), 1)
+            start = width * sum(self.rows[: memory.rank])
+            self.section = np.empty((self.rows[memory.rank], *self.shape[1:]), self.whole.dtype)
+            flat = self.section.reshape(-1)
+            reduce_into(flat, [x[start : start + flat.size] for x in arrays], self.op)
+        memory.tell_reduced()
 
 
 def _reduce_section(arrays: Sequence[Host], op: ReduceOp, rank: int) -> None:

@@ -103,6 +103,13 @@ class Transport(ABC):
         """
         return Done(self.reduce_scatter(x, op, rows))
 
+    def start_all_gather(self, x: Host, rows: Sequence[int], out: Host | None = None) -> Pending:
+        """Starts an all-gather that may go on while other work is done; neither array is touched before `wait`.
+
+        It is this on all ranks or on none.
+        """
+        return Done(self.all_gather(x, rows, out))
+
     def scan(self, x: Host, op: ReduceOp, *, exclusive: bool, reverse: bool) -> Host:
         """The reduction of the arrays of all ranks up to mine; with `reverse`, from mine on."""
         return sections.scan(self, x, op, exclusive=exclusive, reverse=reverse)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from fuel_parallel.comm.collectives import together
+from typing import Any
+
+from fuel_parallel.comm.collectives import guarded, transport_of
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
+from fuel_parallel.comm.transport import Pending
 from fuel_parallel.lazy import effects
 from fuel_parallel.lazy.node import Op, Spec, apply, define
 from fuel_parallel.lazy.tensor import Tensor
@@ -30,14 +33,20 @@ def _infer(rows: Spec, comm: Communicator, extents: tuple[int, ...]) -> Spec:
     return Spec((sum(extents), *rows.shape[1:]), rows.dtype, rows.device)
 
 
-_gather = together(lambda xp, transport, x, comm, extents, out=None: transport.all_gather(x, extents, out))
+def _start(xp: Any, x: Any, comm: Communicator, extents: tuple[int, ...], *, reuse: bool, out: Any) -> Pending:
+    rows = xp.ascontiguousarray(x).reshape(x.shape)
+    return transport_of(xp, rows, comm).start_all_gather(rows, extents, out)
+
+
+_start_guarded = guarded(_start)
 
 GATHER_ROWS = define(
     Op(
         "gather_rows",
         infer=_infer,
-        kernel=_gather,
-        into=lambda xp, out, x, comm, extents: _gather(xp, x, comm, extents, out),
+        kernel=lambda xp, x, *attrs: _start_guarded(xp, x, *attrs).wait(),
+        into=lambda xp, out, x, *attrs: _start_guarded(xp, x, *attrs, out=out).wait(),
+        start=_start_guarded,
         vjp=(lambda g, y, x, comm, extents: comm.reduce_scatter(g, ReduceOp.AVG, sizes=extents),),
         crosses_ranks=True,
         aliases=False,

@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
+from fuel_parallel.comm.symbolic import SymbolicComm
+from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy.node import Shape
 from fuel_parallel.lazy.ops import manipulation
 from fuel_parallel.lazy.tensor import Tensor
-from fuel_parallel.module import Shard
+from fuel_parallel.module import Parameter, Shard
 from fuel_parallel.partitioning import partition
 
 
@@ -53,6 +55,34 @@ def shard_of_rows(shape: Shape, outer: Shard | None, comm: Communicator) -> Shar
     here = range(max(owned.start, mine.start), max(owned.start, mine.start, min(owned.stop, mine.stop)))
     rows = slice(min(here.start, mine.stop) - mine.start, min(here.stop, mine.stop) - mine.start)
     return Shard(outer.global_shape, start, (rows, *outer.owned[1:]))
+
+
+def check_same(function: str, parameters: Sequence[Parameter], comm: Communicator) -> None:
+    """Raises `CommunicatorError` where ranks have parameters of other shapes or dtypes, or other parts of one.
+
+    A collective call; a symbolic rank has nobody to ask.
+    """
+    if comm.world_size == 1 or isinstance(comm, SymbolicComm):
+        return
+    first, *others = comm.all_gather_object([_described(p) for p in parameters])
+    for rank, theirs in enumerate(others, 1):
+        if theirs == first:
+            continue
+        index = next((i for i, (a, b) in enumerate(zip(first, theirs, strict=False)) if a != b), None)
+        if index is None:
+            what = f"{len(first)} on rank 0, {len(theirs)} on rank {rank}"
+        else:
+            what = f"parameter {index} is {first[index]} on rank 0, {theirs[index]} on rank {rank}"
+        raise CommunicatorError(
+            f"{function}: all ranks of {comm.name} must have the same parameters, but they differ: {what}. Give the "
+            "communicator of the ranks that hold the same parts, such as mesh['dp']"
+        )
+
+
+def _described(parameter: Parameter) -> str:
+    shard = parameter.shard
+    at = "" if shard is None else f" at {list(shard.start)} of {list(shard.global_shape)}"
+    return f"{parameter.dtype.name}{list(parameter.shape)}{at}"
 
 
 @dataclass(frozen=True)

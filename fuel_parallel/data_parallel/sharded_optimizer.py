@@ -11,11 +11,10 @@ from itertools import islice
 from typing import Any
 
 from fuel_parallel.comm.communicator import Communicator
-from fuel_parallel.comm.symbolic import SymbolicComm
 from fuel_parallel.data_parallel.gradients import BUCKET_BYTES, average_gradients, buckets
-from fuel_parallel.data_parallel.rows import Bucket, own_rows, shard_of_rows
+from fuel_parallel.data_parallel.rows import Bucket, check_same, own_rows, shard_of_rows
 from fuel_parallel.data_parallel.sharded_parameters import ShardedParameter
-from fuel_parallel.errors import ArgumentError, CommunicatorError, ShapeError
+from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
@@ -183,22 +182,7 @@ class ShardedOptimizer:
                     f"ShardedOptimizer: parameter {index} has been cut by shard_parameters, and its state is as small "
                     "already; use an ordinary optimizer"
                 )
-        if isinstance(self._comm, SymbolicComm):
-            return  # there is nobody to ask
-        mine = [_described(p) for p in self.parameters]
-        everyone = self._comm.all_gather_object(mine)
-        for rank, theirs in enumerate(everyone):
-            if theirs != everyone[0]:
-                index = next((i for i, (a, b) in enumerate(zip(theirs, everyone[0], strict=False)) if a != b), None)
-                what = (
-                    f"{len(everyone[0])} on rank 0, {len(theirs)} on rank {rank}"
-                    if index is None
-                    else f"parameter {index} is {everyone[0][index]} on rank 0, {theirs[index]} on rank {rank}"
-                )
-                raise CommunicatorError(
-                    f"ShardedOptimizer: all ranks of {self._comm.name} must have the same parameters, but differ: "
-                    f"{what}. Give the communicator of the ranks that hold the same parts, such as mesh['dp']"
-                )
+        check_same("ShardedOptimizer", self.parameters, self._comm)
 
     def _check_inner(self, make: Any) -> None:
         inner = self.inner
@@ -217,9 +201,3 @@ class ShardedOptimizer:
 def _rows_as_parameter(parameter: Parameter, comm: Communicator, dtype: Any) -> Parameter:
     shard: Shard | None = shard_of_rows(parameter.shape, parameter.shard, comm)
     return Parameter(creation.astype(own_rows(parameter, comm), dtype), shard=shard)
-
-
-def _described(parameter: Parameter) -> str:
-    shard = parameter.shard
-    at = "" if shard is None else f" at {list(shard.start)} of {list(shard.global_shape)}"
-    return f"{parameter.dtype.name}{list(parameter.shape)}{at}"

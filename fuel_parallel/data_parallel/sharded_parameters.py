@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.data_parallel.gathering import gather_rows, mean_gradient
-from fuel_parallel.data_parallel.rows import own_rows, shard_of_rows
+from fuel_parallel.data_parallel.rows import check_same, own_rows, shard_of_rows
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy.node import Node, Shape
 from fuel_parallel.lazy.tensor import Tensor
@@ -71,7 +70,8 @@ def shard_parameters(model: Module, comm: Communicator, *, whole_elements: int =
         comm: The ranks that hold the same parameters: `mesh["dp"]`.
         whole_elements: Parameters with fewer elements, or fewer rows than ranks, stay whole.
 
-    Raises `ArgumentError` for a model that has been cut already.
+    A collective call. Raises `ArgumentError` for a model that has been cut already, and `CommunicatorError` where ranks
+    have different parameters.
 
     >>> import fuel_parallel as fp
     >>> from fuel_parallel import SymbolicComm
@@ -83,6 +83,7 @@ def shard_parameters(model: Module, comm: Communicator, *, whole_elements: int =
     for name, parameter in model.named_parameters():
         if isinstance(parameter, ShardedParameter):
             raise ArgumentError(f"shard_parameters: {name} has been cut by it before; call it once, on the whole model")
+    check_same("shard_parameters", model.parameters(), comm)
     if comm.world_size == 1:
         return
     made: dict[int, ShardedParameter] = {}
@@ -148,9 +149,13 @@ def _mapped(value: Any, function: Any) -> Any:
     return function(value)
 
 
-@cache
+_classes: dict[tuple[type[Module], tuple[str, ...]], type[Module]] = {}
+
+
 def _reading_wholes(cls: type[Module], names: tuple[str, ...]) -> type[Module]:
     """The class, but that reading one of the attributes gives whole tensors. What is stored is found by `vars`."""
+    if (cls, names) in _classes:
+        return _classes[cls, names]
 
     def attribute(name: str) -> property:
         def read(self: Module) -> Any:
@@ -162,4 +167,5 @@ def _reading_wholes(cls: type[Module], names: tuple[str, ...]) -> type[Module]:
         return property(read, write)
 
     about = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls,), about | {name: attribute(name) for name in names})
+    made = type(cls.__name__, (cls,), about | {name: attribute(name) for name in names})
+    return _classes.setdefault((cls, names), made)

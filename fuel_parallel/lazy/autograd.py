@@ -118,8 +118,10 @@ class _Again:
     def _is_made_of_such(self, node: Node) -> bool:
         if node.op.crosses_ranks or node.op.has_effect:
             return False
-        given = [i for i in node.inputs if i in self.nodes]
-        return bool(given) and all(i in self.nodes or i.value is not None or not i.inputs for i in node.inputs)
+        # Scalars do no harm: a weight times a constant is made again, and what a layer makes of its input is not.
+        return any(i in self.nodes for i in node.inputs) and all(
+            i in self.nodes or i.spec.size == 1 for i in node.inputs
+        )
 
     def of(self, node: Node) -> Tensor:
         """The tensor of a node, for use in the backward pass."""

@@ -81,9 +81,9 @@ class Op:
       so that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO`
       says that the derivative is zero wherever it exists, `None` that the op has no gradient.
 
-    - `start(xp, *arrays, *attrs, reuse=...)`, if there is one, starts the op and gives an object with `progress()` and
-      `wait()`, of which the latter gives the result; until then inputs must not be written. With `reuse` the memory of
-      the first input is given away.
+    - `start(xp, *arrays, *attrs, reuse=..., out=...)`, if there is one, starts the op and gives an object with
+      `progress()` and `wait()`, of which the latter gives the result; until then inputs must not be written. With
+      `reuse` the memory of the first input is given away. `out` is where the result goes, if the op has `into` too.
 
     A variadic op takes its inputs as one tuple everywhere. An `elementwise` op computes each element of the result from
     the elements at its place in the inputs, broadcast. `aliases` is False if the result never shares memory with an

@@ -125,9 +125,9 @@ class _Run:
 
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
         op = step.op
+        if op.start is not None:
+            return self._start(step, xp, arguments)
         if not step.places:
-            if op.start is not None:
-                return self._start(step, xp, arguments)
             return step.kernel(xp, arguments, *step.attrs) if op.variadic else step.kernel(xp, *arguments, *step.attrs)
         if op is REGION:
             outputs = [self._memory(place) for place in step.places]
@@ -143,7 +143,8 @@ class _Run:
         return out
 
     def _start(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
-        pending = step.op.start(xp, *arguments, *step.attrs, reuse=step.reuses)  # type: ignore[misc]
+        out = self._memory(step.places[0]) if step.places else None
+        pending = step.op.start(xp, *arguments, *step.attrs, reuse=step.reuses, out=out)  # type: ignore[misc]
         if not step.goes_on:
             return pending.wait()
         self.under_way[step.output] = step, pending

@@ -43,15 +43,17 @@ def realize(*things: Any) -> None:
 
 
 def _with_older_collectives(roots: list[Node]) -> list[Node]:
+    """The roots, and the older collectives that somebody holds and that no root leads to."""
     if not effects.any_noted():
         return list(dict.fromkeys(roots))
-    newest = _newest_collective(roots)
+    below = _below(roots)
+    newest = max((node.serial for node in below if node.op.crosses_ranks), default=-1)
     older = effects.noted_before(newest) if newest >= 0 else []
-    return list(dict.fromkeys([*roots, *older]))
+    return list(dict.fromkeys([*roots, *[node for node in older if node not in below]]))
 
 
-def _newest_collective(roots: list[Node]) -> int:
-    newest = -1
+def _below(roots: list[Node]) -> set[Node]:
+    """The nodes without a value that the roots lead to, and themselves."""
     seen: set[Node] = set()
     stack = list(roots)
     while stack:
@@ -59,9 +61,7 @@ def _newest_collective(roots: list[Node]) -> int:
         if node not in seen and node.value is None:
             seen.add(node)
             stack.extend(node.inputs)
-            if node.op.crosses_ranks:
-                newest = max(newest, node.serial)
-    return newest
+    return seen
 
 
 def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:

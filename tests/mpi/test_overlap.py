@@ -305,5 +305,49 @@ def test_after_a_kernel_failed_on_all_ranks_the_next_reductions_are_right(comm, 
         y = comm.all_reduce(x * float(round_ + 1))
         assert (y.numpy() == TOTAL * (round_ + 1)).all()
     mpi.finish_requests()
-    assert not mpi._reductions
+    assert not mpi._under_way
     comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_reduce_scatters_and_gathers_go_on_between_start_and_wait_in_any_order(comm):
+    transport = comm.transport
+    rows = [30_000 + 1000 * (r % 2) for r in range(N)]
+    ends = np.cumsum(rows)
+    wholes = [np.random.default_rng(r).normal(size=(sum(rows), 2)) for r in range(N)]
+    total = sum(wholes[1:], wholes[0])
+    mine = slice(ends[RANK] - rows[RANK], ends[RANK])
+    for round_ in range(4):
+        scattered = transport.start_reduce_scatter(wholes[RANK], ReduceOp.SUM, rows)
+        reduced = transport.start_all_reduce(np.full(LARGE, RANK + 1.0), ReduceOp.SUM)
+        gathered = transport.start_all_gather(np.ascontiguousarray(total[mine]), rows)
+        if round_ % N == RANK:
+            time.sleep(0.002)
+            gathered.progress()
+        for pending in [scattered, reduced, gathered][:: 1 if (round_ + RANK) % 2 else -1]:
+            pending.wait()
+        np.testing.assert_allclose(scattered.wait(), total[mine], rtol=1e-12)
+        np.testing.assert_array_equal(gathered.wait(), total)
+        assert (reduced.wait() == TOTAL).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_reduce_scatter_has_the_bits_of_an_all_reduce():
+    comm = MpiComm()
+    rows = [len(part) for part in fp.partition(LARGE, N)]
+    x = np.random.default_rng(RANK).normal(size=LARGE)
+    whole = comm.transport.start_all_reduce(x, ReduceOp.AVG).wait()
+    mine = fp.partition(LARGE, N)[RANK]
+    part = comm.transport.start_reduce_scatter(x, ReduceOp.AVG, rows).wait()
+    np.testing.assert_array_equal(part, whole[mine.start : mine.stop])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_where_there_is_no_room_mpi_scatters(monkeypatch):
+    monkeypatch.setattr(node_memory, "_has_room", lambda size: RANK != 1)
+    for step in range(3):
+        size = 1_000_003 + step
+        rows = [len(part) for part in fp.partition(size, N)]
+        part = world.transport.start_reduce_scatter(np.full(size, RANK + 1, np.int32), ReduceOp.SUM, rows).wait()
+        assert part.shape == (rows[RANK],)
+        assert (part == TOTAL).all()
