@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "module": TENSORS,
     "layers": TENSORS | {"module"},
     "attention": TENSORS | {"module", "layers"},
+    "quantization": TENSORS | {"module"},
     "experts": TENSORS | {"module"},
     "optim": RANKS | {"module"},
     "progress_bar": RANKS,
