@@ -29,8 +29,8 @@ from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Parameter, Shard, Variable
 
 STORAGES = ("float32", "float16", "bfloat16", "int8", "int4")
-DECODED = 1 << 16
-"""Elements that are decoded at one time: they stay in the cache until they have been multiplied."""
+DECODED = 1 << 18
+"""Elements that are decoded at one time: few enough to stay in a cache until they have been multiplied."""
 
 Array = Any
 
@@ -135,6 +135,11 @@ class StoredWeight(Module):
     def nbytes(self) -> int:
         """Bytes of what is stored."""
         return sum(variable.nbytes for variable in self.named_variables().values())
+
+    @property
+    def mT(self) -> Tensor:
+        """The whole matrix, decoded and transposed: for a head that shares the table of an embedding."""
+        return self.dequantize().mT
 
     def dequantize(self, dtype: Any = None) -> Tensor:
         """The whole matrix as floats; in the dtype that the weight had, unless another is given."""

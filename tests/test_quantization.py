@@ -100,6 +100,13 @@ def test_rows_of_a_table_are_decoded_alone(tokens: list[int], storage: str, mini
     assert (rows.dtype.name, table(indices.reshape(1, -1)).shape) == ("float32", (1, len(tokens), 10))
 
 
+def test_a_head_may_share_a_stored_table() -> None:
+    table = fp.quantize(fp.Embedding(11, 10, ft.random.Generator(0)), "int4")
+    x = ft.asarray(np.random.default_rng(0).normal(size=(3, 10)), dtype="float32")
+    wanted = x.numpy() @ table.weight.dequantize().numpy().T
+    np.testing.assert_allclose(table.logits(x).numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("storage", "options", "per_weight"),
     [
