@@ -22,17 +22,14 @@ from typing import Any
 
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
-from fuel_parallel.lazy.node import Op, Spec, apply, define
+from fuel_parallel.lazy.node import apply
 from fuel_parallel.lazy.ops import binary, creation, elementwise, manipulation, reductions
 from fuel_parallel.lazy.ops.contraction import matmul
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Parameter, Shard, Variable
+from fuel_parallel.stored_matmul import LEVELS, STORED_MATMUL
 
 STORAGES = ("float32", "float16", "bfloat16", "int8", "int4")
-DECODED = 1 << 18
-"""Elements that are decoded at one time: few enough to stay in a cache until they have been multiplied."""
-
-Array = Any
 
 
 def quantize(
@@ -113,7 +110,7 @@ class StoredWeight(Module):
         self.scales: Variable | None = None
         self.minima: Variable | None = None
         extent = weight.shape[axis]
-        if storage not in _LEVELS:
+        if storage not in LEVELS:
             self.block = max(extent, 1)
             self.codes = Variable(creation.astype(creation.stop_gradient(weight), storage), shard=shard)
             return
@@ -175,7 +172,7 @@ class StoredWeight(Module):
             codes = manipulation.concat([codes & 15, codes >> 4], axis=axis + 1)
         values = creation.astype(codes, wide)
         if minima is None:
-            values = (values - _LEVELS[self.storage][1]) * creation.astype(scales, wide)
+            values = (values - LEVELS[self.storage][1]) * creation.astype(scales, wide)
         else:
             values = values * creation.astype(scales, wide) + creation.astype(minima, wide)
         shape = values.shape
@@ -185,10 +182,6 @@ class StoredWeight(Module):
 
     def __repr__(self) -> str:
         return f"StoredWeight({self.storage}{list(self.shape)}, {self.nbytes} bytes)"
-
-
-_LEVELS = {"int8": (255, 128), "int4": (15, 8)}
-"""Steps between the least and the greatest code, and the code of zero. Symmetric codes leave the lowest one out."""
 
 
 def _layers(prefix: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Module, int]]:
@@ -214,7 +207,7 @@ def _check(name: str, weight: Tensor, storage: str, block: int | None, minimum: 
         raise ShapeError(f"quantize: {name} must be a matrix, but has shape {weight.shape}")
     if dtypes.kind(weight.dtype) != "real floating":
         raise DTypeError(f"quantize: {name} must be floating, not {weight.dtype.name}")
-    if storage not in _LEVELS and (block is not None or minimum):
+    if storage not in LEVELS and (block is not None or minimum):
         raise ArgumentError(f"quantize: block and minimum go with 'int8' and 'int4', not with {storage!r}")
     if block is not None and (block < 2 or block % 2):
         raise ArgumentError(f"quantize: block is an even number such as 32 or 64, not {block}")
@@ -257,7 +250,7 @@ def _encode(weight: Tensor, storage: str, minimum: bool, axis: int, block: int) 
         shape = (*wide.shape[:axis], missing, *wide.shape[axis + 1 :])
         wide = manipulation.concat([wide, manipulation.broadcast_to(last, shape)], axis=axis)
     blocks = manipulation.reshape(wide, (*wide.shape[:axis], count, block, *wide.shape[axis + 1 :]))
-    steps, zero = _LEVELS[storage]
+    steps, zero = LEVELS[storage]
     least = None
     if minimum:
         least = _float32(reductions.min(blocks, axis=axis + 1, keepdims=True))
@@ -283,101 +276,3 @@ def _float32(x: Tensor) -> Tensor:
 def _nonzero(scales: Tensor, like: Tensor) -> Tensor:
     """Where all elements of a block are equal, any step will do."""
     return creation.astype(binary.where(scales == 0, 1.0, scales), like.dtype)
-
-
-# The product. Inputs are x [rows, in] and what is stored.
-
-
-def _infer(inputs: tuple[Spec, ...], storage: str, shape: tuple[int, int], block: int) -> Spec:
-    binary.check_same_device("matmul", *inputs)
-    return Spec((inputs[0].shape[0], shape[1]), inputs[0].dtype, inputs[0].device)
-
-
-def _infer_transposed(inputs: tuple[Spec, ...], storage: str, shape: tuple[int, int], block: int) -> Spec:
-    return Spec((inputs[0].shape[0], shape[0]), inputs[0].dtype, inputs[0].device)
-
-
-def _wide(dtype: Any) -> Any:
-    return dtypes.float32 if dtypes.is_half(dtype) else dtype
-
-
-def _pieces(
-    xp: Any, stored: tuple[Array, ...], dtype: Any, storage: str, shape: tuple[int, int], block: int
-) -> Iterator[tuple[slice, Array]]:
-    """Some rows of the matrix at a time, and their elements."""
-    rows = max(1, DECODED // max(shape[1], 1))
-    if storage not in _LEVELS or (storage == "int8" and block >= shape[0] > 0):
-        # Nothing is packed, and there is one scale for each column at most.
-        whole = tuple(part if part.ndim == 2 else part[0] for part in stored)
-        for start in range(0, shape[0], rows):
-            part = slice(start, min(start + rows, shape[0]))
-            yield part, _decode(xp, (whole[0][part], *whole[1:]), dtype, storage)
-        return
-    together = max(1, rows // block)
-    for first in range(0, stored[0].shape[0], together):
-        chunk = tuple(part[first : first + together] for part in stored)
-        part = slice(first * block, min((first + together) * block, shape[0]))
-        yield part, _decode(xp, chunk, dtype, storage).reshape(-1, shape[1])[: part.stop - part.start]
-
-
-def _decode(xp: Any, stored: tuple[Array, ...], dtype: Any, storage: str) -> Array:
-    codes = stored[0]
-    if storage not in _LEVELS:
-        return codes.astype(dtype, copy=False)
-    if storage == "int4":
-        half = codes.shape[1]
-        values = xp.empty((codes.shape[0], 2 * half, *codes.shape[2:]), dtype=dtype)
-        values[:, :half] = codes & 15
-        values[:, half:] = codes >> 4
-    else:
-        values = codes.astype(dtype)
-    if len(stored) == 2:
-        values -= _LEVELS[storage][1]
-        values *= stored[1]
-    else:
-        values *= stored[1]
-        values += stored[2]
-    return values
-
-
-def _kernel(xp: Any, inputs: tuple[Array, ...], storage: str, shape: tuple[int, int], block: int) -> Array:
-    wide = _wide(inputs[0].dtype)
-    x = inputs[0].astype(wide, copy=False)
-    out = xp.zeros((x.shape[0], shape[1]), dtype=wide)
-    for rows, values in _pieces(xp, inputs[1:], wide, storage, shape, block):
-        out += x[:, rows] @ values
-    return out.astype(inputs[0].dtype, copy=False)
-
-
-def _transposed_kernel(xp: Any, inputs: tuple[Array, ...], storage: str, shape: tuple[int, int], block: int) -> Array:
-    wide = _wide(inputs[0].dtype)
-    g = inputs[0].astype(wide, copy=False)
-    out = xp.empty((g.shape[0], shape[0]), dtype=wide)
-    for rows, values in _pieces(xp, inputs[1:], wide, storage, shape, block):
-        out[:, rows] = g @ values.T
-    return out.astype(inputs[0].dtype, copy=False)
-
-
-def _vjp(index: int, g: Tensor, y: Tensor, inputs: tuple[Tensor, ...], *attrs: Any) -> Tensor | None:
-    return None if index else Tensor(apply(STORED_MATMUL_TRANSPOSED, (g.node, *(t.node for t in inputs[1:])), *attrs))
-
-
-def _transposed_vjp(index: int, h: Tensor, y: Tensor, inputs: tuple[Tensor, ...], *attrs: Any) -> Tensor | None:
-    return None if index else Tensor(apply(STORED_MATMUL, (h.node, *(t.node for t in inputs[1:])), *attrs))
-
-
-_ATTRIBUTES = ("storage", "shape", "block")
-STORED_MATMUL = define(
-    Op("stored_matmul", _infer, _kernel, vjp=_vjp, variadic=True, aliases=False, attr_names=_ATTRIBUTES)
-)
-STORED_MATMUL_TRANSPOSED = define(
-    Op(
-        "stored_matmul_transposed",
-        _infer_transposed,
-        _transposed_kernel,
-        vjp=_transposed_vjp,
-        variadic=True,
-        aliases=False,
-        attr_names=_ATTRIBUTES,
-    )
-)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
-from fuel_parallel import quantization
+from fuel_parallel import quantization, stored_matmul
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 
 STEPS = {"int8": 254, "int4": 14}
@@ -82,7 +82,7 @@ def test_the_product_is_that_with_the_decoded_matrix(
 
 
 def test_a_large_product_is_made_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantization, "DECODED", 100)
+    monkeypatch.setattr(stored_matmul, "DECODED", 100)
     x = ft.asarray(np.random.default_rng(0).normal(size=(3, 90)))
     for storage, block in [("int8", None), ("int8", 10), ("int4", 32), ("bfloat16", None)]:
         stored = fp.StoredWeight(matrix(90, 7), storage, block=block)
