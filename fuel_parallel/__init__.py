@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fuel_parallel.partitioning import partition
     from fuel_parallel.preemption import on_preempt
     from fuel_parallel.progress_bar import progress
+    from fuel_parallel.quantization import StoredWeight, quantize
     from fuel_parallel.runtime.execute import memory_stats
     from fuel_parallel.runtime.realize import realize
 
@@ -52,12 +53,14 @@ _HOME_OF = {
     "Rotary": "fuel_parallel.attention",
     "Shard": "fuel_parallel.module",
     "SymbolicComm": "fuel_parallel.comm",
+    "StoredWeight": "fuel_parallel.quantization",
     "Variable": "fuel_parallel.module",
     "init": "fuel_parallel.comm",
     "memory_stats": "fuel_parallel.runtime.execute",
     "on_preempt": "fuel_parallel.preemption",
     "partition": "fuel_parallel.partitioning",
     "progress": "fuel_parallel.progress_bar",
+    "quantize": "fuel_parallel.quantization",
     "realize": "fuel_parallel.runtime.realize",
 }
 _SUBMODULES = ("checkpoint", "context_parallel", "data_parallel", "expert_parallel", "lazy", "optim", "tensor_parallel")
@@ -81,6 +84,7 @@ __all__ = [
     "ReduceOp",
     "Rotary",
     "Shard",
+    "StoredWeight",
     "SymbolicComm",
     "Variable",
     "__version__",
@@ -95,6 +99,7 @@ __all__ = [
     "optim",
     "partition",
     "progress",
+    "quantize",
     "realize",
     "tensor_parallel",
 ]

@@ -18,6 +18,8 @@ class Linear(Module):
     (2, 5)
     """
 
+    weight_axis = 0
+
     def __init__(
         self, inputs: int, outputs: int, generator: Generator, *, bias: bool = True, dtype: Any = None
     ) -> None:
@@ -34,6 +36,8 @@ class Linear(Module):
 class Embedding(Module):
     """A table [vocabulary, dim] of normally distributed rows, looked up by integers of any shape."""
 
+    weight_axis = 1
+
     def __init__(
         self, vocabulary: int, dim: int, generator: Generator, *, std: float = 0.02, dtype: Any = None
     ) -> None:
@@ -41,7 +45,7 @@ class Embedding(Module):
 
     def __call__(self, indices: Tensor) -> Tensor:
         """Integers [...] to rows [..., dim]."""
-        return neural.embedding(indices, self.weight)
+        return self.weight[indices]
 
     def logits(self, x: Tensor) -> Tensor:
         """[..., dim] to [..., vocabulary], the products with all rows: a head that shares the table.

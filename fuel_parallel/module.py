@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy.ops import creation
@@ -101,6 +101,10 @@ class Module:
     >>> [name for name, _ in model.named_parameters()], model(creation.asarray(3.0)).item()
     (['scale', 'shift'], 7.0)
     """
+
+    weight_axis: ClassVar[int | None] = None
+    """For layers that do no more with their `weight` than multiply with it, 0, or look rows up in it, 1: `quantize` may
+    store it in blocks along that axis."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module applied to its inputs; subclasses say what that is."""

@@ -41,6 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "module": TENSORS,
     "layers": TENSORS | {"module"},
     "attention": TENSORS | {"module", "layers"},
+    "stored_matmul": TENSORS,
+    "quantization": TENSORS | {"module", "stored_matmul"},
     "experts": TENSORS | {"module"},
     "optim": RANKS | {"module"},
     "progress_bar": RANKS,

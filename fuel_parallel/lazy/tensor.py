@@ -251,6 +251,8 @@ class Tensor:
         return binary.pow(other, self)
 
     def __matmul__(self, other: Any) -> Tensor:
+        if not isinstance(other, Tensor) and getattr(other, "__array_ufunc__", other) is None:
+            return NotImplemented  # as numpy does: such an operand multiplies by itself
         return contraction.matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.layers import Embedding
-from fuel_parallel.lazy.ops import binary, creation, neural
+from fuel_parallel.lazy.ops import binary, creation
 from fuel_parallel.lazy.parts import part_of
 from fuel_parallel.lazy.random import Generator
 from fuel_parallel.lazy.tensor import Tensor
@@ -27,6 +27,8 @@ class VocabParallelEmbedding(Module):
     >>> VocabParallelEmbedding(10, 4, Generator(0), IdentityComm())(creation.asarray([[1, 2, 3]])).shape
     (1, 3, 4)
     """
+
+    weight_axis = 1
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class VocabParallelEmbedding(Module):
     def __call__(self, indices: Tensor) -> Tensor:
         """Integers [...] to rows [..., dim], the same on all ranks, or this rank's part of the sequence."""
         if self._comm.world_size == 1:
-            return neural.embedding(indices, self.weight)
+            return self.weight[indices]
         return leave(self._rows(indices), self._comm, self.sequence_dim)
 
     def logits(self, x: Tensor, *, gather_output: bool = True) -> Tensor:
@@ -77,5 +79,5 @@ class VocabParallelEmbedding(Module):
         if not len(self._mine):
             return creation.zeros((*indices.shape, self.weight.shape[1]), dtype=self.weight.dtype)
         here = (indices >= self._mine.start) & (indices < self._mine.stop)
-        rows = neural.embedding(binary.where(here, indices - self._mine.start, 0), self.weight)
+        rows = self.weight[binary.where(here, indices - self._mine.start, 0)]
         return binary.where(here.reshape(*indices.shape, 1), rows, 0.0)

@@ -51,6 +51,8 @@ class ColumnParallel(Module):
     (2, 5)
     """
 
+    weight_axis = 0
+
     def __init__(
         self,
         inputs: int,
@@ -98,7 +100,7 @@ class ColumnParallel(Module):
 
     def _whole_gradient(self, weight: Parameter) -> Tensor:
         """The weight itself. Where other ranks hold some of its columns too, its gradient is the sum of theirs."""
-        if not self._overlap:
+        if not self._overlap or not isinstance(weight, Parameter):  # a stored weight has no gradient
             return weight
         before, after = self._columns.start, self.outputs - self._columns.stop
         padded = manipulation.pad(weight, [(0, 0)] * (weight.ndim - 1) + [(before, after)])
@@ -129,6 +131,8 @@ class RowParallel(Module):
     >>> RowParallel(3, 5, Generator(0), IdentityComm())(creation.ones((2, 3))).shape
     (2, 5)
     """
+
+    weight_axis = 0
 
     def __init__(
         self,
