@@ -1,8 +1,8 @@
 """Finds the lines of a text file that mean what a query means: all-MiniLM-L6-v2 on all ranks.
 
     fuelrun -n 2 examples/embed.py notes.txt --query "How do I restart the server?"
-    fuelrun -n 4 --mesh dp=2,tp=2 examples/embed.py notes.txt --save notes.npy     # then asks for queries
-    fuelrun -n 2 examples/embed.py notes.txt < queries.txt > answers.tsv
+    fuelrun -n 4 --mesh dp=2,tp=2 examples/embed.py notes.txt --save notes.npy
+    fuelrun -n 2 examples/embed.py notes.txt                                # asks for queries; a blank line ends it
 
 The lines are shared over the `dp` ranks of the mesh, and the matrices of the model over the `tp` ranks. An answer is a
 line of three columns: similarity (the cosine), line number, text. The weights come with a package of 84 MB:
@@ -13,6 +13,7 @@ line of three columns: similarity (the cosine), line number, text. The weights c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -149,7 +150,7 @@ COUNT = click.IntRange(min=1)
 
 @click.command(
     help="Embed the lines of TEXTFILE with all-MiniLM-L6-v2 on all ranks, and print those most similar to each query.\n\n"
-    "Queries that are not given with --query are read from standard input, one a line.",
+    "Without --query and --save, queries are read from standard input, one a line, up to a blank line or its end.",
     context_settings={"show_default": True},
 )
 @click.argument("textfile", type=click.Path(path_type=Path))
@@ -207,7 +208,7 @@ def answer(job: Job, world: fp.Communicator) -> None:
             with job.save.open("wb") as file:
                 np.save(file, vectors)
     several = len(job.queries) != 1
-    for query in job.queries or typed(world):
+    for query in job.queries or ([] if job.save else typed(world)):
         (vector,) = job.embedder([query])
         found = index.nearest(vector, job.top)
         if world.is_root:
@@ -220,34 +221,30 @@ PATIENCE_S = 20.0
 
 
 def typed(world: fp.Communicator) -> Iterator[str]:
-    """The lines of rank 0's standard input, on every rank; blank ones are left out."""
+    """The lines of rank 0's standard input up to a blank one, on every rank.
+
+    The end of the input ends it too where it is seen: Open MPI 5 passes lines on to rank 0, but not the end of them.
+    """
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    asks = world.is_root and sys.stdin.isatty()
 
     def read() -> None:
         for line in sys.stdin:
-            lines.put(line)
+            lines.put(line.strip())
         lines.put("")
 
     if world.is_root:
         threading.Thread(target=read, daemon=True).start()
-    if asks:
-        print("query: ", end="", file=sys.stderr, flush=True)
+        print("queries, one a line; a blank line ends:", file=sys.stderr, flush=True)
     while True:
         line: str | None = None
         if world.is_root:
-            try:
+            with contextlib.suppress(queue.Empty):
                 line = lines.get(timeout=PATIENCE_S)
-            except queue.Empty:
-                line = None
         line = world.broadcast_object(line, type=str | None)
         if line == "":
             return
         if line is not None:
-            if line.strip():
-                yield line.strip()
-            if asks:
-                print("query: ", end="", file=sys.stderr, flush=True)
+            yield line
 
 
 if __name__ == "__main__":
