@@ -55,8 +55,7 @@ class Embedder:
             from tokenizers import Tokenizer
         except ImportError:
             raise DataError("needs tokenizers: pip install 'fuel-parallel[examples]'") from None
-        model = bert.SentenceEncoder.read(folder, comm)
-        most = model.position.weight.shape[0]
+        most = bert.Config.read(folder / "config.json").max_position_embeddings
         length = min(_authors_length(folder), most) if length is None else length
         if not 3 <= length <= most:
             raise ArgumentError(f"--length {length}: expected 3 to {most} tokens, as the model has positions")
@@ -66,7 +65,7 @@ class Embedder:
             raise DataError(f"{folder / 'tokenizer.json'}: no tokenizer: {reason}") from None
         tokenizer.no_padding()
         tokenizer.enable_truncation(length)
-        return cls(model, tokenizer, batch)
+        return cls(bert.SentenceEncoder.read(folder, comm), tokenizer, batch)
 
     @property
     def dim(self) -> int:

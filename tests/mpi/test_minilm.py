@@ -45,7 +45,7 @@ def golden() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def on_all_ranks(embed: Any) -> Any:
     """The model, cut over all ranks."""
-    return embed.Embedder.read(embed.bert.sentence_model_folder(), world, batch=12)
+    return embed.Embedder.read(embed.bert.sentence_model_folder(), world, batch=5)
 
 
 def check(found: Any, golden: dict[str, Any]) -> None:
@@ -80,6 +80,7 @@ def test_each_rank_reads_its_part_of_the_weights(on_all_ranks: Any, embed: Any) 
 def test_lines_are_shared_over_replicas(embed: Any, golden: dict[str, Any]) -> None:
     mesh = fp.Mesh(world, dp=2, tp=-1)
     embedder = embed.Embedder.read(embed.bert.sentence_model_folder(), mesh["tp"], batch=8)
+    golden = {name: values[golden["lengths"] < 60] for name, values in golden.items()}
     lines = [" ".join(str(sentence).split()) for sentence in golden["sentences"]] + [" "]
     index = embed.Index.of(lines, embedder, mesh["dp"])
     assert len(index.mine) == -(-(len(lines) - 1 - mesh["dp"].rank) // 2)
