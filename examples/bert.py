@@ -1,4 +1,4 @@
-"""BERT as an encoder of sentences (Devlin et al., 2018, arXiv:1810.04805; Reimers and Gurevych, 2019, arXiv:1908.10084).
+"""BERT as an encoder of sentences: arXiv:1810.04805 (Devlin et al., 2018), arXiv:1908.10084 (Reimers, Gurevych, 2019).
 
     folder = sentence_model_folder()                              # all-MiniLM-L6-v2, from its package
     model = SentenceEncoder.read(folder, mesh["tp"])              # this rank's part of the weights, and no more
@@ -97,7 +97,7 @@ class SentenceEncoder(fp.Module):
         return model
 
     def __call__(self, tokens: ft.Tensor, seen: ft.Tensor | None = None) -> ft.Tensor:
-        """Integers [batch, length] to [batch, dim]. `seen`, bools of that shape, is False for padding; None for none."""
+        """Integers [batch, length] to [batch, dim]. `seen`, bools of that shape, is False for padding."""
         x = self.token(tokens) + (self.position.weight[: tokens.shape[1]] + self.segment.weight[0])
         x = self.norm(x)
         mask = None if seen is None else seen[:, None, None, :]
@@ -153,9 +153,7 @@ def stored_name(name: str) -> str:
     return f"encoder.layer.{number}.{_LAYERS[layer]}.{kind}"
 
 
-def _part(
-    stored: dict[str, checkpoint.StoredArray], folder: Path, name: str, variable: fp.Variable
-) -> ft.Tensor:
+def _part(stored: dict[str, checkpoint.StoredArray], folder: Path, name: str, variable: fp.Variable) -> ft.Tensor:
     """What this rank's variable is in the files. Matrices of layers are stored [out, in] and are ours [in, out]."""
     source = stored_name(name)
     whole = variable.shape if variable.shard is None else variable.shard.global_shape

@@ -148,7 +148,7 @@ COUNT = click.IntRange(min=1)
 
 
 @click.command(
-    help="Embed the lines of TEXTFILE with all-MiniLM-L6-v2 on all ranks, and print those most similar to each query.\n\n"
+    help="Embed the lines of TEXTFILE with all-MiniLM-L6-v2 on all ranks, and print those most like each query.\n\n"
     "Without --query and --save, queries are read from standard input, one a line, up to a blank line or its end.",
     context_settings={"show_default": True},
 )

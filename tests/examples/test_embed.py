@@ -52,7 +52,9 @@ def test_the_most_similar_lines_come_first_and_vectors_are_saved(start: Start, n
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 0, 1, 1, 1], atol=1e-6)
     assert "embedding  " in run.stderr
 
-    cut = start("embed.py", *words[:3], "--query", "systemd", "--top", 9, ranks=2, folder=notes, launch=("--mesh", "tp=2"))
+    cut = start(
+        "embed.py", *words[:3], "--query", "systemd", "--top", 9, ranks=2, folder=notes, launch=("--mesh", "tp=2")
+    )
     assert cut.returncode == 0, cut.stderr
     first, second = cut.stdout.split("# systemd\n")
     assert first.startswith("# How do I make a loaf?\n")

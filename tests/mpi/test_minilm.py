@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 cut over ranks gives the vectors of sentence-transformers: golden/make_minilm.py wrote those down."""
+"""all-MiniLM-L6-v2 cut over ranks gives the vectors of sentence-transformers, which golden/make_minilm.py wrote."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def test_each_rank_reads_its_part_of_the_weights(on_all_ranks: Any, embed: Any) 
     split = [p for p in on_all_ranks.model.parameters() if p.shard is not None]
     held = sum(p.size for p in split)
     assert len(split) == (0 if N == 1 else 1 + 6 * (3 * 2 + 1 + 2 + 1))
-    whole = embed.bert.SentenceEncoder(embed.bert.Config.read(embed.bert.sentence_model_folder() / "config.json"), world)
+    whole = embed.bert.SentenceEncoder(
+        embed.bert.Config.read(embed.bert.sentence_model_folder() / "config.json"), world
+    )
     everything = sum(int(np.prod(p.shard.global_shape)) for p in whole.parameters() if p.shard is not None)
     assert world.all_reduce(fp.lazy.asarray(held)).item() == everything
 
@@ -98,7 +100,7 @@ def test_a_folder_without_the_model_is_refused(embed: Any, tmp_path: Path) -> No
     with pytest.raises(FuelError, match=r"config.json: No such file or directory; expected the folder of a BERT model"):
         embed.Embedder.read(tmp_path, world)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FuelError, match=r"config.json: not the configuration of a BERT model: KeyError\('vocab_size'\)"):
+    with pytest.raises(FuelError, match=r"json: not the configuration of a BERT model: KeyError\('vocab_size'\)"):
         embed.Embedder.read(tmp_path, world)
 
 
