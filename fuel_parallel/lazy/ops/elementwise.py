@@ -278,7 +278,7 @@ minimax fit of x * P. In float32 x * P is within 6e-7 of gelu, as near as by flo
 
 
 def _cumulative(x: Tensor) -> Tensor:
-    """The normal distribution's cumulative function: in float32 by exp, which numpy computes many times as fast as erf."""
+    """The normal distribution's cumulative function; numpy computes exp many times as fast as erf."""
     if x.dtype != dtypes.float32:
         return 0.5 * (1 + erf(x * math.sqrt(0.5)))
     squared = x * x
