@@ -75,8 +75,7 @@ class Embedder:
     def __call__(self, texts: Sequence[str], description: str = "") -> Array:
         """float32 [texts, dim]; with a description it shows how far it is."""
         tokens = [encoded.ids for encoded in self.tokenizer.encode_batch(list(texts))]
-        order = sorted(range(len(tokens)), key=lambda i: -len(tokens[i]))  # neighbours of one length need no padding
-        batches = [order[start : start + self.batch] for start in range(0, len(order), self.batch)]
+        batches = in_batches([len(row) for row in tokens], self.batch)
         vectors = np.empty((len(texts), self.dim), np.float32)
         for batch in fp.progress(batches, description=description) if description else batches:
             vectors[batch] = self._embed([tokens[i] for i in batch])
@@ -89,6 +88,30 @@ class Embedder:
         tokens[seen] = np.concatenate(rows)
         mask = None if seen.all() else ft.asarray(seen)
         return self.model(ft.asarray(tokens), mask).numpy()
+
+
+def in_batches(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """The numbers of texts of these lengths in batches of `most` or fewer, the longest first.
+
+    All texts of a batch are padded to its longest. So a batch that is large enough to be computed well ends before a
+    text that would be padded by a quarter of its length or more.
+
+    >>> in_batches([9, 200, 300, 310, 8, 8], most=3)
+    [[3, 2], [1, 0, 4], [5]]
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        tokens = longest * len(batches[-1]) if batches else 0
+        if not batches or len(batches[-1]) == most or (tokens >= ENOUGH and lengths[i] <= 0.8 * longest):
+            batches.append([])
+            longest = lengths[i]
+        batches[-1].append(i)
+    return batches
+
+
+ENOUGH = 512
+"""Tokens of a batch from which on more of them do not make the products of matrices faster."""
 
 
 def _authors_length(folder: Path) -> int:
