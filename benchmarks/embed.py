@@ -78,20 +78,17 @@ def measure(folder: Path, mesh: str, processes: int, threads: int, rounds: int, 
     return report
 
 
-def describe(report: dict[str, Any]) -> Iterator[str]:
-    """The report in words."""
-    for title, one in report["races"].items():
-        yield title
-        for name in ("ours", "peer"):
-            if f"{name}_ms" in one:
-                fastest, middle, slowest = (
-                    report["sentences"] / one[f"{name}{kind}_ms"] * 1e3 for kind in ("_min", "", "_max")
-                )
-                label = PEER if name == "peer" else name
-                spread = f"({slowest:.1f} to {fastest:.1f})"
-                yield f"  {label:22} {middle:7.1f} sentences/s  {spread:18} {one['versions'][name]}"
-        if "ratio" in one:
-            yield f"  ours / {PEER}: {one['ratio']:.2f} ({one['ratio_min']:.2f} to {one['ratio_max']:.2f})"
+def describe(title: str, report: dict[str, Any], count: int) -> Iterator[str]:
+    """A race in words."""
+    yield title
+    for name in ("ours", "peer"):
+        if f"{name}_ms" in report:
+            fastest, middle, slowest = (count / report[f"{name}{kind}_ms"] * 1e3 for kind in ("_min", "", "_max"))
+            label = PEER if name == "peer" else name
+            spread = f"({slowest:.1f} to {fastest:.1f})"
+            yield f"  {label:22} {middle:7.1f} sentences/s  {spread:18} {report['versions'][name]}"
+    if "ratio" in report:
+        yield f"  ours / {PEER}: {report['ratio']:.2f} ({report['ratio_min']:.2f} to {report['ratio_max']:.2f})"
 
 
 @click.command(help="Time examples/embed.py against sentence-transformers.", context_settings={"show_default": True})
@@ -101,7 +98,7 @@ def describe(report: dict[str, Any]) -> Iterator[str]:
 @click.option("--rounds", type=click.IntRange(min=1), default=7, help="Rounds that count.")
 @click.option("--race", "chosen", type=click.Choice(list(RACES)), multiple=True, help="One race.  [default: all]")
 def main(as_json: bool, peer_python: str | None, count: int, rounds: int, chosen: tuple[str, ...]) -> None:
-    """Prints the report."""
+    """Prints each race when it is over, or one report of all."""
     import bert
 
     from fuel_parallel.errors import FuelError
@@ -111,11 +108,15 @@ def main(as_json: bool, peer_python: str | None, count: int, rounds: int, chosen
             folder = Path(name)
             job = {"model": str(bert.sentence_model_folder()), "sentences": sentences(count - count % 2)}
             (folder / "job.json").write_text(json.dumps(job), "utf-8")
-            races = {title: measure(folder, *RACES[title], rounds, peer_python) for title in chosen or RACES}
+            races = {}
+            for title in chosen or RACES:
+                races[title] = measure(folder, *RACES[title], rounds, peer_python)
+                if not as_json:
+                    print("\n".join(describe(title, races[title], len(job["sentences"]))), flush=True)
     except (race.WorkerFailed, OSError, FuelError) as reason:
         raise click.ClickException(str(reason)) from None
-    report = {"sentences": len(job["sentences"]), "races": races, "machine": asdict(race.Machine.this())}
-    print(json.dumps(report) if as_json else "\n".join(describe(report)))
+    if as_json:
+        print(json.dumps({"sentences": len(job["sentences"]), "races": races, "machine": asdict(race.Machine.this())}))
 
 
 if __name__ == "__main__":
