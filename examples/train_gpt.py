@@ -1,11 +1,13 @@
-"""Trains a small GPT that writes character by character, data parallel over all ranks.
+"""Trains a small GPT that writes character by character, over all ranks.
 
     fuelrun -n 2 examples/train_gpt.py
     fuelrun -n 4 examples/train_gpt.py --text novel.txt --steps 2000 --sample 1000
+    fuelrun -n 4 examples/train_gpt.py --mesh dp=2,tp=2 --sequence-parallel
     fuelrun -n 4 examples/train_gpt.py --checkpoint runs/novel --every 100     # started again, it goes on where it was
 
-Without --text it learns from the help texts that come with Python. Every rank draws the same batch, computes its own
-rows of it and averages the gradients with the others: more ranks change the speed and, but for rounding, nothing else.
+Without --text it learns from the help texts that come with Python. Every rank draws the same batch and computes its own
+rows of it (dp), of the rows its own heads, features and characters (tp), and between those its own positions
+(--sequence-parallel): more ranks change the speed and, but for rounding, nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import numpy as np
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
-from fuel_parallel import checkpoint
+from fuel_parallel import checkpoint, tensor_parallel
 from fuel_parallel.errors import ArgumentError, CheckpointError, DataError
 
 T = TypeVar("T")
@@ -44,55 +46,80 @@ class Config:
     dtype: str
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """Who works together: on the rows of a batch (dp), and on one and the same row (tp)."""
+
+    world: fp.Communicator
+    dp: fp.Communicator
+    tp: fp.Communicator
+    sequence_dim: int | None
+
+
 class Block(fp.Module):
     """Attention and a feed-forward layer, each added to what comes in; both start as zero."""
 
-    def __init__(self, config: Config, generator: ft.random.Generator) -> None:
-        dim, dtype = config.dim, config.dtype
-        self.heads = config.heads
-        self.attention_norm = fp.RMSNorm(dim, dtype=dtype)
-        self.query_key_value = fp.Linear(dim, 3 * dim, generator, bias=False, dtype=dtype)
-        self.attention_out = fp.Parameter(ft.zeros((dim, dim), dtype=dtype))
-        self.norm = fp.RMSNorm(dim, dtype=dtype)
-        self.hidden = fp.Linear(dim, 4 * dim, generator, bias=False, dtype=dtype)
-        self.out = fp.Parameter(ft.zeros((4 * dim, dim), dtype=dtype))
+    def __init__(self, config: Config, generator: ft.random.Generator, ranks: Ranks) -> None:
+        dim, heads, tp = config.dim, config.heads, ranks.tp
+        options: dict[str, Any] = {"bias": False, "sequence_dim": ranks.sequence_dim, "dtype": config.dtype}
+        self.attention_norm = norm(config, ranks)
+        self.attention = tensor_parallel.ParallelAttention(dim, heads, generator, tp, causal=True, **options)
+        self.norm = norm(config, ranks)
+        self.hidden = tensor_parallel.ColumnParallel(dim, 4 * dim, generator, tp, **options)
+        self.out = tensor_parallel.RowParallel(4 * dim, dim, generator, tp, **options)
+        for weight in (self.attention.out.weight, self.out.weight):
+            weight.assign(ft.zeros_like(weight))
 
     def __call__(self, x: ft.Tensor) -> ft.Tensor:
-        """[batch, length, dim] to the same."""
-        x = x + self.attend(self.attention_norm(x)) @ self.attention_out
-        return x + ft.square(ft.relu(self.hidden(self.norm(x)))) @ self.out
-
-    def attend(self, x: ft.Tensor) -> ft.Tensor:
-        """Every position looks at itself and those before it."""
-        batch, length, dim = x.shape
-        parts = self.query_key_value(x).reshape(batch, length, 3, self.heads, dim // self.heads)
-        query, key, value = ft.unstack(ft.permute_dims(parts, (2, 0, 3, 1, 4)))
-        seen = ft.scaled_dot_product_attention(query, key, value, causal=True)
-        return ft.permute_dims(seen, (0, 2, 1, 3)).reshape(batch, length, dim)
+        """[batch, length, dim] to the same, of which a rank may have some positions."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.out(ft.square(ft.relu(self.hidden(self.norm(x)))))
 
 
 class GPT(fp.Module):
     """Tokens to logits: what may come next, at every position."""
 
-    def __init__(self, config: Config, generator: ft.random.Generator) -> None:
+    def __init__(self, config: Config, generator: ft.random.Generator, ranks: Ranks) -> None:
         dim, dtype = config.dim, config.dtype
-        self.token = fp.Embedding(config.vocabulary, dim, generator, dtype=dtype)
+        on_parts: dict[str, Any] = {"sequence_dim": ranks.sequence_dim, "dtype": dtype}
+        self._ranks, self.config = ranks, config
+        self.token = tensor_parallel.VocabParallelEmbedding(config.vocabulary, dim, generator, ranks.tp, **on_parts)
         self.position = fp.Embedding(config.context, dim, generator, dtype=dtype)
-        self.blocks = [Block(config, generator) for _ in range(config.layers)]
-        self.norm = fp.RMSNorm(dim, dtype=dtype)
-        self.head = fp.Linear(dim, config.vocabulary, generator, bias=False, dtype=dtype)
+        self.blocks = [Block(config, generator, ranks) for _ in range(config.layers)]
+        self.norm = norm(config, ranks)
+        self.head = tensor_parallel.ColumnParallel(dim, config.vocabulary, generator, ranks.tp, bias=False, **on_parts)
 
     def __call__(self, tokens: ft.Tensor) -> ft.Tensor:
-        """[batch, length] to [batch, length, vocabulary]."""
-        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        """[batch, length] to this rank's classes of [batch, length, vocabulary]."""
+        positions = self.position.weight[: tokens.shape[1]]
+        if self._ranks.sequence_dim is not None:
+            positions = tensor_parallel.scatter_to_ranks(positions, self._ranks.tp, 0)
+        x = self.token(tokens) + positions
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
 
     def loss(self, windows: Tokens) -> ft.Tensor:
         """Nats a character, for windows [batch, context + 1] of text."""
-        logits = self(ft.asarray(windows[:, :-1]))
-        return ft.cross_entropy(logits.reshape(-1, logits.shape[-1]), ft.asarray(windows[:, 1:].reshape(-1)))
+        logits, targets = self(ft.asarray(windows[:, :-1])), ft.asarray(windows[:, 1:])
+        return tensor_parallel.vocab_parallel_cross_entropy(
+            logits, targets, self._ranks.tp, classes=self.config.vocabulary
+        )
+
+    def next(self, tokens: Tokens) -> ft.Tensor:
+        """The logits [vocabulary] of what comes after the tokens, on every rank."""
+        seen = tokens[-self.config.context :]
+        # To the whole context, always: one shape is one plan, and positions see nothing that comes after them.
+        padded = np.pad(seen, (0, self.config.context - len(seen)))
+        logits = self(ft.asarray(padded[None]))[0, len(seen) - 1]
+        return tensor_parallel.gather_from_ranks(logits, self._ranks.tp, size=self.config.vocabulary)
+
+
+def norm(config: Config, ranks: Ranks) -> fp.RMSNorm:
+    """On whole activations all ranks do the same; on some positions each, their gradients are to be added."""
+    if ranks.sequence_dim is None:
+        return fp.RMSNorm(config.dim, dtype=config.dtype)
+    return tensor_parallel.RMSNorm(config.dim, ranks.tp, dtype=config.dtype)
 
 
 @dataclass(frozen=True)
@@ -100,6 +127,7 @@ class Job:
     """All that a run needs; the text as numbers, the last twentieth of it held out."""
 
     config: Config
+    ranks: Ranks
     characters: str
     training: Tokens
     held_out: Tokens
@@ -113,9 +141,9 @@ class Job:
     every: int
     keep: int
 
-    def windows(self, text: Tokens, starts: Tokens, world: fp.Communicator) -> Tokens:
+    def windows(self, text: Tokens, starts: Tokens) -> Tokens:
         """This rank's rows of the batch of windows that begin at `starts`."""
-        mine = starts[fp.data_parallel.shard_rows(len(starts), world)]
+        mine = starts[fp.data_parallel.shard_rows(len(starts), self.ranks.dp)]
         return text[mine[:, None] + np.arange(self.config.context + 1)]
 
 
@@ -134,16 +162,34 @@ COUNT = click.IntRange(min=1)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
 @click.option("--sample", type=click.IntRange(min=0), default=400, help="Characters to write at the end.")
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32")
+@click.option(
+    "--mesh", help="Ranks by what they share: dp, rows of the batch; tp, a row. Such as dp=-1,tp=2.  [default: dp]"
+)
+@click.option("--sequence-parallel", is_flag=True, help="tp ranks share the positions between layers, too.")
 @click.option("--metrics", type=click.Path(path_type=Path), help="File for loss and speed of each step, as JSON lines.")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Folder to save to and to go on from.")
 @click.option("--every", type=COUNT, default=100, help="Steps from one checkpoint to the next.")
 @click.option("--keep", type=COUNT, default=3, help="Checkpoints that stay.")
 def prepare(
-    text: Path | None, dim: int, layers: int, heads: int, context: int, dtype: str, metrics: Path | None, **rest: Any
+    text: Path | None,
+    dim: int,
+    layers: int,
+    heads: int,
+    context: int,
+    dtype: str,
+    mesh: str | None,
+    sequence_parallel: bool,
+    metrics: Path | None,
+    **rest: Any,
 ) -> Job:
     """Reads and checks what was asked for."""
-    world = fp.init()
-    fp.data_parallel.shard_rows(rest["batch"], world)
+    ranks = who(mesh, sequence_parallel)
+    world = ranks.world
+    fp.data_parallel.shard_rows(rest["batch"], ranks.dp)
+    if sequence_parallel and context % ranks.tp.world_size:
+        raise ArgumentError(
+            f"--sequence-parallel: --context {context} cannot be shared equally by {ranks.tp.world_size} ranks"
+        )
     if dim % heads:
         raise ArgumentError(f"--dim {dim} cannot be shared equally by --heads {heads}")
     characters = read(text)
@@ -159,7 +205,17 @@ def prepare(
     except OSError as reason:
         raise DataError(f"--metrics {metrics}: {reason.strerror}") from None
     config = Config(len(codes), dim, layers, heads, context, dtype)
-    return Job(config, "".join(map(chr, codes)), tokens[:cut], tokens[cut:], metrics=log, **rest)
+    return Job(config, ranks, "".join(map(chr, codes)), tokens[:cut], tokens[cut:], metrics=log, **rest)
+
+
+def who(text: str | None, sequence_parallel: bool) -> Ranks:
+    """The ranks by what they share, as --mesh says, of this script or of fuelrun."""
+    world = fp.init()
+    mesh = fp.Mesh.from_environment(world) if text is None else fp.Mesh.from_text(text, world)
+    if strange := [name for name in mesh.axes if name not in ("dp", "tp")]:
+        raise ArgumentError(f"--mesh: the axes here are dp and tp, not {strange[0]!r}")
+    dp, tp = (mesh[name] if name in mesh else fp.IdentityComm() for name in ("dp", "tp"))
+    return Ranks(world, dp, tp, 1 if sequence_parallel and tp.world_size > 1 else None)
 
 
 def read(path: Path | None) -> str:
@@ -180,17 +236,18 @@ def read(path: Path | None) -> str:
     return text
 
 
-def train(job: Job, world: fp.Communicator) -> None:
+def train(job: Job) -> None:
     """The training loop, then a sample of what was learned."""
+    world, dp = job.ranks.world, job.ranks.dp
     say = print if world.is_root else lambda *_: None
     generator = ft.random.Generator(job.seed)
     draw = np.random.default_rng(job.seed)
-    model = GPT(job.config, generator)
+    model = GPT(job.config, generator, job.ranks)
     optimizer = fp.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.1)
     state = {"model": model, "optimizer": optimizer, "generator": generator, "draw": draw}
     done = resume(job, state, world)
     fp.realize(model, optimizer)
-    size = sum(parameter.size for parameter in model.parameters())
+    size = sum(math.prod(p.shard.global_shape) if p.shard else p.size for p in model.parameters())
     say(f"{size:,} parameters, {len(job.training):,} characters, {world.world_size} rank(s)")
     if done:
         say(f"going on after step {done}, from {job.checkpoint}")
@@ -206,9 +263,9 @@ def train(job: Job, world: fp.Communicator) -> None:
         began = time.perf_counter()
         optimizer.lr = job.lr * min(step / 50, 0.55 + 0.45 * math.cos(math.pi * step / job.steps))
         starts = draw.integers(0, len(job.training) - job.config.context, job.batch)
-        mine = model.loss(job.windows(job.training, starts, world))
-        gradients = fp.data_parallel.average_gradients(ft.grad(mine, model.parameters()), world)
-        loss = world.all_reduce(mine, fp.ReduceOp.AVG)
+        mine = model.loss(job.windows(job.training, starts))
+        gradients = fp.data_parallel.average_gradients(ft.grad(mine, model.parameters()), dp)
+        loss = dp.all_reduce(mine, fp.ReduceOp.AVG)
         optimizer.update(gradients)
         fp.realize(loss, model, optimizer)
         speed = job.batch * job.config.context / (time.perf_counter() - began)
@@ -219,7 +276,7 @@ def train(job: Job, world: fp.Communicator) -> None:
         if step == job.steps or step % job.every == 0:
             save(background=True)
         if step == job.steps or step % max(job.steps // 8, 50) == 0:
-            say(f"step {step}: held-out loss {held_out_loss(job, model, world):.4f} nats a character")
+            say(f"step {step}: held-out loss {held_out_loss(job, model):.4f} nats a character")
         if notice:
             notice.check()
     if job.sample:
@@ -244,20 +301,20 @@ def resume(job: Job, state: dict[str, Any], world: fp.Communicator) -> int:
     return done
 
 
-def held_out_loss(job: Job, model: GPT, world: fp.Communicator) -> float:
+def held_out_loss(job: Job, model: GPT) -> float:
     """The loss over the text that was kept apart, or over 16 batches spread over it where it is longer."""
     last = len(job.held_out) - job.config.context - 1
     batches = min(16, math.ceil(last / job.config.context / job.batch) or 1)
     starts = np.linspace(0, last, batches * job.batch).astype(np.int64).reshape(batches, job.batch)
-    losses = [model.loss(job.windows(job.held_out, batch, world)) for batch in starts]
-    return float(world.all_reduce(ft.mean(ft.stack(losses)), fp.ReduceOp.AVG))
+    losses = [model.loss(job.windows(job.held_out, batch)) for batch in starts]
+    return float(job.ranks.dp.all_reduce(ft.mean(ft.stack(losses)), fp.ReduceOp.AVG))
 
 
 def sample(job: Job, model: GPT, generator: ft.random.Generator) -> str:
     """Characters drawn from what the model expects, one after the other, on every rank the same."""
     tokens = [job.characters.index(c) for c in "The " if c in job.characters] or [0]
     for _ in fp.progress(range(job.sample), description="writing"):
-        logits = model(ft.asarray([tokens[-job.config.context :]]))[0, -1]
+        logits = model.next(np.array(tokens))
         # The largest of these sums falls on each character with its probability (Gumbel, 1954); 0.6 is the temperature.
         noise = -ft.log(-ft.log(generator.uniform(logits.shape, dtype=logits.dtype)))
         tokens.append(int(ft.argmax(logits / 0.6 + noise)))
@@ -292,4 +349,4 @@ if __name__ == "__main__":
     everyone = fp.init()
     prepared = settle(everyone, lambda: prepare.main(standalone_mode=False))
     if isinstance(prepared, Job):  # not after --help
-        train(prepared, everyone)
+        train(prepared)

@@ -53,13 +53,24 @@ class Mesh:
         from fuel_parallel.comm.world import init
 
         comm = init() if comm is None else comm
-        sizes = {axis.name: axis.size for axis in parse_axes(os.environ.get(MESH) or "dp=-1", MESH)}
+        sizes = _sizes_in(os.environ.get(MESH) or "dp=-1", MESH)
         position = os.environ.get(POSITION, "")
         order = None
         if comm.world_size > 1 and position.isdecimal():
             positions = comm.all_gather_object(int(position), type=int)
             order = sorted(range(comm.world_size), key=lambda rank: positions[rank])
         return cls(comm, order=order, **sizes)
+
+    @classmethod
+    def from_text(cls, text: str, comm: Communicator | None = None) -> Mesh:
+        """The mesh that a user writes as `dp=-1,tp=2`, over all ranks: for options of scripts.
+
+        >>> Mesh.from_text("dp=-1,tp=1", IdentityComm())
+        Mesh(dp=1, tp=1), of which rank 0 is dp=0, tp=0
+        """
+        from fuel_parallel.comm.world import init
+
+        return cls(init() if comm is None else comm, **_sizes_in(text, "--mesh"))
 
     @property
     def size(self) -> int:
@@ -134,6 +145,10 @@ class Mesh:
         if strange is not None or len(set(names)) < len(names):
             said = f"no axis {strange!r}" if strange is not None else f"an axis twice: {', '.join(names)}"
             raise ArgumentError(f"Mesh: {said}; the axes are {', '.join(self.axes)}")
+
+
+def _sizes_in(text: str, option: str) -> dict[str, int]:
+    return {axis.name: axis.size for axis in parse_axes(text, option)}
 
 
 def _strides(axes: dict[str, int]) -> list[int]:

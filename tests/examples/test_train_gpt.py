@@ -79,11 +79,11 @@ def losses(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Losses:
     """The losses of the first steps on so many ranks."""
     known: dict[tuple[Any, ...], list[float]] = {}
 
-    def losses(ranks: int | None, dtype: str, attempt: int = 1) -> list[float]:
-        key = (ranks, dtype, attempt)
+    def losses(ranks: int | None, dtype: str, attempt: int = 1, mesh: str = "") -> list[float]:
+        key = (ranks, dtype, attempt, mesh)
         if key not in known:
             folder = tmp_path_factory.mktemp("losses")
-            words = ("--steps", 10, "--sample", 0, "--metrics", "metrics.jsonl", "--dtype", dtype)
+            words = ("--steps", 10, "--sample", 0, "--metrics", "metrics.jsonl", "--dtype", dtype, *mesh.split())
             run = start("train_gpt.py", *TINY, *words, ranks=ranks, folder=folder)
             assert run.returncode == 0, run.stderr
             known[key] = [record["loss"] for record in records(folder / "metrics.jsonl")]
@@ -97,6 +97,19 @@ def losses(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Losses:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_number_of_ranks_changes_only_rounding(ranks: int, dtype: str, tolerance: float, losses: Losses) -> None:
     assert losses(ranks, dtype) == pytest.approx(losses(None, dtype), rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mesh"),
+    [
+        (2, "--mesh tp=2 --sequence-parallel"),
+        (3, "--mesh tp=3"),
+        (4, "--mesh dp=2,tp=2"),
+        (4, "--mesh dp=-1,tp=2 --sequence-parallel"),
+    ],
+)
+def test_so_does_what_ranks_share(ranks: int, mesh: str, losses: Losses) -> None:
+    assert losses(ranks, "float64", mesh=mesh) == pytest.approx(losses(None, "float64"), rel=1e-9)
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
@@ -121,6 +134,8 @@ def test_the_same_run_gives_the_same_bits(ranks: int | None, losses: Losses) -> 
         (["--layers", "two"], "'--layers': 'two' is not a valid integer"),
         (["--dtype", "float16"], "'--dtype': 'float16' is not one of 'float32', 'float64'"),
         (["--metrics", "no/such/folder"], "--metrics no/such/folder: No such file or directory"),
+        (["--mesh", "dp=1,pp=1"], "--mesh: the axes here are dp and tp, not 'pp'"),
+        (["--mesh", "tp=2"], "Mesh: tp=2 do not make 1 ranks"),
         (["--speed", "9"], "No such option '?--speed"),
         (["stray"], "unexpected extra argument"),
     ],

@@ -80,13 +80,14 @@ def test_a_run_that_made_room_goes_on_with_the_same_bits(start: Start, tmp_path:
     assert losses(tmp_path) == losses(tmp_path / "whole")
 
 
-def test_more_ranks_go_on_from_what_fewer_saved(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "mesh"), [(2, "dp=2"), (3, "tp=3")])
+def test_more_ranks_go_on_from_what_fewer_saved(ranks: int, mesh: str, start: Start, tmp_path: Path) -> None:
     words = (*TINY, "--checkpoint", "run", "--every", 6, "--dtype", "float64")
     first = start("train_gpt.py", *words, folder=tmp_path)
     assert first.returncode == 0, first.stderr
     alone = losses(tmp_path)
     shutil.rmtree(tmp_path / "run" / "step-00000012")
-    second = start("train_gpt.py", *words, ranks=2, folder=tmp_path)
+    second = start("train_gpt.py", *words, "--mesh", mesh, ranks=ranks, folder=tmp_path)
     assert second.returncode == 0, second.stderr
     assert [step for step, _ in losses(tmp_path)] == list(range(1, 13))
     assert [loss for _, loss in losses(tmp_path)] == pytest.approx([loss for _, loss in alone], rel=1e-9)
