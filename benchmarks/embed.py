@@ -99,7 +99,7 @@ def describe(title: str, report: dict[str, Any], count: int) -> Iterator[str]:
 @click.option("--race", "chosen", type=click.Choice(list(RACES)), multiple=True, help="One race.  [default: all]")
 def main(as_json: bool, peer_python: str | None, count: int, rounds: int, chosen: tuple[str, ...]) -> None:
     """Prints each race when it is over, or one report of all."""
-    import bert
+    from models import bert
 
     from fuel_parallel.errors import FuelError
 

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bert
 import click
 import numpy as np
+from models import bert
 from train_gpt import settle
 
 import fuel_parallel as fp
