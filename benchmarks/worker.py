@@ -10,6 +10,7 @@ answers its lines, each with one line of JSON:
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -25,28 +26,44 @@ import numpy as np
 from gpt import Array, Config, batch
 
 Step = Callable[[Array, Array], float]
+Prepare = Callable[[int], Callable[[], float]]
 Build = Callable[[Config, dict[str, Array], int, int], Step]
 
 
 def serve(build: Build, version: str) -> None:
     """Answers until the driver hangs up. `build(config, weights, rank, world_size)` gives the function of one step."""
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, size = place()
     folder = Path(sys.argv[1])
     config = Config.load(folder)
+
+    def prepare() -> Prepare:
+        with np.load(folder / "weights.npz", allow_pickle=False) as file:
+            step = build(config, {name: file[name] for name in file.files}, rank, size)
+        return lambda number: functools.partial(step, *batch(config, number, rank))
+
+    answer(prepare, version)
+
+
+def place() -> tuple[int, int]:
+    """Rank and number of ranks."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def answer(prepare: Callable[[], Prepare], version: str) -> None:
+    """Answers until the driver hangs up. What `prepare()` gives makes of a number the function of that step."""
     host, port = os.environ["BENCHMARK_DRIVER"].rsplit(":", 1)
     with socket.create_connection((host, int(port))) as connection, connection.makefile("rw") as lines:
         before = _reset_peak()
-        with np.load(folder / "weights.npz", allow_pickle=False) as file:
-            step = build(config, {name: file[name] for name in file.files}, rank, size)
-        _say(lines, {"rank": rank, "version": version, "python": platform.python_version()})
+        step_of = prepare()
+        _say(lines, {"rank": place()[0], "version": version, "python": platform.python_version()})
         for line in lines:
             word, *rest = line.split()
             if word == "memory":
                 _say(lines, {"peak_bytes": _peak() - before})
                 continue
-            tokens, targets = batch(config, int(rest[0]), rank)
+            step = step_of(int(rest[0]))
             began, busy = time.perf_counter_ns(), time.process_time_ns()
-            loss = step(tokens, targets)
+            loss = step()
             ended, busy = time.perf_counter_ns(), time.process_time_ns() - busy
             _say(lines, {"ms": (ended - began) / 1e6, "cpu_ms": busy / 1e6, "loss": loss})
 

