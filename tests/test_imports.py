@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data_parallel": RANKS | {"module", "optim"},
     "tensor_parallel": RANKS | {"module", "layers", "attention"},
     "pipeline_parallel": GROUND,
+    "pipeline_parallel.draw": GROUND | {"topology", "pipeline_parallel"},
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
     "distributed_cache": GROUND,
     "checkpoint": RANKS | {"module", "runtime"},
