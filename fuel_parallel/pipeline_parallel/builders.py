@@ -73,7 +73,7 @@ def build(
     rank 0: 0F0 0F1 0I0 0W0 0I1 0W1
     rank 1: 1F0 1I0 1F1 1I1 1W0 1W1
     """
-    kind = _kind(kind)
+    kind = kind_of(kind)
     usual, free = virtual_stages_of(kind)
     virtual_stages = usual if virtual_stages is None else virtual_stages
     for name, count in (
@@ -117,7 +117,8 @@ class PipelineConfig:
         return build(kind, self.num_stages, self.num_microbatches, self.virtual_stages)
 
 
-def _kind(kind: ScheduleKind | str) -> ScheduleKind:
+def kind_of(kind: ScheduleKind | str) -> ScheduleKind:
+    """The kind of a name. Raises `ArgumentError` with the names that there are."""
     try:
         return ScheduleKind(kind)
     except ValueError:

@@ -56,7 +56,7 @@ class Dependencies:
             yield Action(ActionKind.BACKWARD_INPUT, stage, microbatch)
 
     def _over(self, receive: ActionKind, produce: ActionKind, action: Action, other: int) -> Action:
-        """The receive of what stage `other` made, or its making when that is on the same rank or messages are not said."""
+        """The receive of what stage `other` made, or its making where no message is said."""
         if self.messages and self.placement[other] != self.placement[action.stage]:
             return Action(receive, action.stage, action.microbatch)
         return Action(produce, other, action.microbatch)

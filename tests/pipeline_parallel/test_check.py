@@ -7,8 +7,8 @@ they wait for, are a graph, which must have no cycle.
 from __future__ import annotations
 
 import graphlib
+import itertools
 import os
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -45,7 +45,7 @@ def can_run(schedule: Schedule) -> bool:
         return action
 
     for order in reduced:
-        for before, after in zip(order, order[1:], strict=False):
+        for before, after in itertools.pairwise(order):
             graph.setdefault(node(after), set()).add(node(before))
         for a in order:
             s, m = a.stage, a.microbatch
@@ -88,8 +88,7 @@ def refused(schedule: Schedule) -> bool:
     try:
         check(schedule, most_held=())
     except ScheduleError as reason:
-        assert str(reason).startswith(schedule.name)
-        return True
+        return str(reason).startswith(schedule.name)
     return False
 
 
@@ -138,11 +137,6 @@ def test_missing_doubled_and_strange_actions_are_refused(schedule: Schedule, dat
     else:
         order[at] = replace(action, kind=data.draw(st.sampled_from([k for k in ActionKind if k is not action.kind])))
     broken = replace(schedule, orders=tuple(map(tuple, orders)))
-    if action.kind is K.REDUCE_GRAD and what == "drop" and schedule.num_stages == 1:
-        return
-    assert (
-        Counter(a for o in orders for a in o) != Counter(a for o in schedule.orders for a in o) or what == "elsewhere"
-    )
     assert refused(broken)
 
 
