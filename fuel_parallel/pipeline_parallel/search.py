@@ -14,6 +14,9 @@ from fuel_parallel.pipeline_parallel.schedule import Schedule
 from fuel_parallel.pipeline_parallel.simulate import Costs, Timeline, simulate
 
 
+TRAINING = tuple(kind for kind in ScheduleKind if kind is not ScheduleKind.INFERENCE)
+
+
 @dataclass(frozen=True)
 class Workload:
     """One step of a whole model on a whole batch, in any one unit of time and any one of memory.
@@ -82,7 +85,7 @@ def search(
     workload: Workload,
     *,
     num_microbatches: Sequence[int],
-    kinds: Sequence[ScheduleKind | str] = tuple(kind for kind in ScheduleKind if kind is not ScheduleKind.INFERENCE),
+    kinds: Sequence[ScheduleKind | str] = TRAINING,
     virtual_stages: Sequence[int] = (2,),
     most_memory: float = inf,
 ) -> list[Candidate]:
