@@ -13,7 +13,6 @@ from fuel_parallel.pipeline_parallel.lower import lower
 from fuel_parallel.pipeline_parallel.schedule import Schedule
 from fuel_parallel.pipeline_parallel.simulate import Costs, Timeline, simulate
 
-
 TRAINING = tuple(kind for kind in ScheduleKind if kind is not ScheduleKind.INFERENCE)
 
 
