@@ -4,7 +4,8 @@
 #   make test          unit tests, MPI tests on 1 to 4 ranks (Open MPI), doctests
 #   make test-mpich    the MPI tests under MPICH, in an environment of its own
 #   make stress        what takes too long for every change: thousands of random programs and hundreds of kills under
-#                      both MPIs, placements against many random searches, thousands of pipeline schedules, all tests of the runtime with each pass off
+#                      both MPIs, placements against many random searches, thousands of pipeline schedules, all tests of
+#                      the runtime with each pass off
 #   make lint types    ruff; mypy on the installed package
 #   make docs          the documentation, into docs/_build/html
 #   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fuelrun.option_types import Count, Seconds
+from fuelrun.option_types import Count
 from fuelrun.pictures import PICTURE, check_pictures, write_canvas
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ one forward of a stage, or of all stages of a rank with --compare; a backward ta
 @click.option("--stages", type=Count("the depth of the pipeline"), metavar="N", help="Ranks of the pipeline.")
 @click.option("--microbatches", type=Count("the micro-batches of a step"), metavar="N", help="Micro-batches of a step.")
 @click.option("--virtual", type=Count("the stages of a rank"), metavar="N", help="Stages that each rank holds.")
-@click.option(
-    "--message", type=Seconds(), default=0.0, metavar="T", help="What a message takes, in forwards [default: 0]."
-)
+@click.option("--message", type=float, default=0.0, metavar="T", help="What a message takes, in forwards [default: 0].")
 @click.option(
     "--lower", "lowered", is_flag=True, help="With sends, receives and reductions; messages block both ranks."
 )

@@ -17,14 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fuel_parallel.errors import ScheduleError
 from fuel_parallel.pipeline_parallel.actions import (
-    ALL_MICROBATCHES,
     BACKWARDS,
     RECEIVES,
     SENDS,
     Action,
     ActionKind,
 )
-from fuel_parallel.pipeline_parallel.dependencies import partner, walk, why_stalled
+from fuel_parallel.pipeline_parallel.dependencies import misplaced, partner, walk, why_stalled
 from fuel_parallel.pipeline_parallel.schedule import Schedule
 
 
@@ -49,7 +48,7 @@ def check(schedule: Schedule, most_held: Sequence[int] | None = None) -> None:
 
 def _wrong(schedule: Schedule, most_held: Sequence[int]) -> Iterator[str]:
     """What is wrong; each part relies on that those before it found nothing."""
-    yield from _misplaced(schedule)
+    yield from misplaced(schedule)
     yield from _counts(schedule)
     if schedule.has_messages:
         yield from _disordered(schedule)
@@ -58,21 +57,6 @@ def _wrong(schedule: Schedule, most_held: Sequence[int]) -> Iterator[str]:
     if not found.complete:
         yield why_stalled(schedule, found)
     yield from _too_much_held(schedule, most_held)
-
-
-def _misplaced(schedule: Schedule) -> Iterator[str]:
-    for rank, order in enumerate(schedule.orders):
-        for at, action in enumerate(order):
-            place = f"{action}, action {at} of rank {rank},"
-            if not 0 <= action.stage < schedule.num_stages:
-                yield f"{place} is of a stage that is not there; the stages are 0 to {schedule.num_stages - 1}"
-            elif schedule.placement[action.stage] != rank:
-                yield f"{place} is of stage {action.stage}, which rank {schedule.placement[action.stage]} holds"
-            elif action.kind is ActionKind.REDUCE_GRAD:
-                if action.microbatch != ALL_MICROBATCHES:
-                    yield f"{place} is a reduction, which is of no micro-batch"
-            elif not 0 <= action.microbatch < schedule.num_microbatches:
-                yield f"{place} is of a micro-batch that is not there; they are 0 to {schedule.num_microbatches - 1}"
 
 
 def _counts(schedule: Schedule) -> Iterator[str]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fuel_parallel.pipeline_parallel.actions import RECEIVES, SENDS, Action, ActionKind
+from fuel_parallel.errors import ScheduleError
+from fuel_parallel.pipeline_parallel.actions import ALL_MICROBATCHES, RECEIVES, SENDS, Action, ActionKind
 
 if TYPE_CHECKING:
     from fuel_parallel.pipeline_parallel.schedule import Schedule
@@ -78,7 +79,13 @@ def partner(action: Action) -> Action:
 
 
 def walk(schedule: Schedule) -> Walk:
-    """Takes every rank as far as it can go. Any order of steps comes equally far."""
+    """Takes every rank as far as it can go. Any order of steps comes equally far.
+
+    Raises `ScheduleError` when an action is on a rank that does not hold its stage, or of a stage that is not there.
+    """
+    wrong = next(misplaced(schedule), None)
+    if wrong is not None:
+        raise ScheduleError(f"{schedule.name}: {wrong}")
     needs_of = Dependencies(schedule).needs
     orders, stand = schedule.orders, [0] * schedule.num_ranks
     done: set[Action] = set()
@@ -118,6 +125,22 @@ def walk(schedule: Schedule) -> Walk:
                 moved = True
     complete = all(at == len(order) for at, order in zip(stand, orders, strict=True))
     return Walk(sequence, stand, complete)
+
+
+def misplaced(schedule: Schedule) -> Iterator[str]:
+    """What is wrong with actions by themselves: a stage or micro-batch that is not there, or another rank's stage."""
+    for rank, order in enumerate(schedule.orders):
+        for at, action in enumerate(order):
+            place = f"{action}, action {at} of rank {rank},"
+            if not 0 <= action.stage < schedule.num_stages:
+                yield f"{place} is of a stage that is not there; the stages are 0 to {schedule.num_stages - 1}"
+            elif schedule.placement[action.stage] != rank:
+                yield f"{place} is of stage {action.stage}, which rank {schedule.placement[action.stage]} holds"
+            elif action.kind is ActionKind.REDUCE_GRAD:
+                if action.microbatch != ALL_MICROBATCHES:
+                    yield f"{place} is a reduction, which is of no micro-batch"
+            elif not 0 <= action.microbatch < schedule.num_microbatches:
+                yield f"{place} is of a micro-batch that is not there; they are 0 to {schedule.num_microbatches - 1}"
 
 
 def why_stalled(schedule: Schedule, found: Walk) -> str:

@@ -80,7 +80,7 @@ def test_pictures_are_drawn(tmp_path) -> None:
         (["--compare", "gpipe", *SIZE, "--csv"], "--compare makes a table or JSON"),
         (["--kind", "gpipe", *SIZE, "--svg", "a.png"], "the name must end in .svg"),
         (["--stages", "0"], "--stages takes the depth of the pipeline, a whole number of at least 1; got '0'"),
-        (["--kind", "gpipe", *SIZE, "--message", "-1"], "--message takes seconds"),
+        (["--kind", "gpipe", *SIZE, "--message", "-1"], r"message=-1.0\): expected a number of 0 or more"),
     ],
 )
 def test_other_words_are_refused(words: list[str], message: str) -> None:

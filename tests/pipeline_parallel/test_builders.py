@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fuel_parallel.errors import ArgumentError
@@ -25,6 +26,7 @@ from fuel_parallel.pipeline_parallel import (
 from fuel_parallel.pipeline_parallel.builders import virtual_stages_of
 from fuel_parallel.pipeline_parallel.dependencies import Dependencies, known_as
 
+some = settings(max_examples=400 if os.environ.get("FUEL_STRESS") else 40)
 DEPTHS, MICROBATCHES, VIRTUAL = st.integers(1, 9), st.integers(1, 20), st.integers(1, 4)
 
 
@@ -40,6 +42,7 @@ def idle_between(schedule: Schedule) -> list[float]:
     return [row[-1].end - row[0].start - timeline.busy(rank) for rank, row in enumerate(timeline.ranks)]
 
 
+@some
 @given(st.sampled_from(ScheduleKind), DEPTHS, MICROBATCHES, VIRTUAL)
 def test_every_schedule_can_run_and_keeps_its_promise(kind: ScheduleKind, s: int, m: int, v: int) -> None:
     schedule = build(kind, s, m, v if virtual_stages_of(kind)[1] else None)
@@ -49,6 +52,7 @@ def test_every_schedule_can_run_and_keeps_its_promise(kind: ScheduleKind, s: int
     assert schedule.has_backward == (kind is not ScheduleKind.INFERENCE)
 
 
+@some
 @given(st.sampled_from(["gpipe", "1f1b"]), DEPTHS, MICROBATCHES)
 def test_gpipe_and_1f1b_have_one_bubble(kind: str, s: int, m: int) -> None:
     schedule = build(kind, s, m)
@@ -57,12 +61,14 @@ def test_gpipe_and_1f1b_have_one_bubble(kind: str, s: int, m: int) -> None:
     assert schedule.bubble_ratio() == pytest.approx((s - 1) / (m + s - 1), rel=1e-15)
 
 
+@some
 @given(DEPTHS, MICROBATCHES)
 def test_1f1b_holds_no_more_than_its_depth(s: int, m: int) -> None:
     assert build("1f1b", s, m).held() == [min(m, s - rank) for rank in range(s)]
     assert build("gpipe", s, m).held() == [m] * s
 
 
+@some
 @given(DEPTHS, st.integers(1, 5), VIRTUAL)
 def test_interleaving_divides_the_bubble(s: int, rounds: int, v: int) -> None:
     m = s * rounds
@@ -71,12 +77,14 @@ def test_interleaving_divides_the_bubble(s: int, rounds: int, v: int) -> None:
     assert schedule.held() == [min(v * m, 2 * (s - rank - 1) + (v - 1) * s + 1) for rank in range(s)]
 
 
+@some
 @given(DEPTHS, MICROBATCHES)
 def test_one_stage_a_rank_interleaved_is_1f1b_with_a_longer_warm_up(s: int, m: int) -> None:
     """As in Megatron-LM's count of warm-up forwards, which is twice that of 1F1B, for messages in flight."""
     assert simulate(build("interleaved-1f1b", s, m, 1)).total == 3 * (m + s - 1)
 
 
+@some
 @given(DEPTHS, st.integers(0, 8), VIRTUAL)
 def test_breadth_first_has_the_bubble_of_interleaving(s: int, more: int, v: int) -> None:
     m = s + more
@@ -87,6 +95,7 @@ def test_breadth_first_has_the_bubble_of_interleaving(s: int, more: int, v: int)
     assert build("inference", s, m, v).held() == [0] * s
 
 
+@some
 @given(DEPTHS, st.integers(0, 12))
 def test_zb_h1_has_a_third_of_the_bubble_at_the_memory_of_1f1b(s: int, more: int) -> None:
     m = s + more
@@ -95,6 +104,7 @@ def test_zb_h1_has_a_third_of_the_bubble_at_the_memory_of_1f1b(s: int, more: int
     assert schedule.held() == [s] * s
 
 
+@some
 @given(DEPTHS, st.integers(0, 12))
 def test_zb_h2_has_no_bubble_within_a_rank(s: int, more: int) -> None:
     schedule = build("zb-h2", s, 2 * s - 1 + more)
@@ -103,6 +113,7 @@ def test_zb_h2_has_no_bubble_within_a_rank(s: int, more: int) -> None:
     assert simulate(schedule).bubble_ratio_of_span() == pytest.approx(0)
 
 
+@some
 @given(DEPTHS, st.integers(0, 12))
 def test_zb_v_has_no_bubble_at_the_memory_of_1f1b(s: int, more: int) -> None:
     schedule = build("zb-v", s, 2 * s - 1 + more)
@@ -110,6 +121,7 @@ def test_zb_v_has_no_bubble_at_the_memory_of_1f1b(s: int, more: int) -> None:
     assert schedule.held() == [2 * s] * s, "as 1F1B: S of a rank's stages, each in two halves"
 
 
+@some
 @given(DEPTHS, st.integers(0, 8))
 def test_dualpipe_v_in_sequence_has_a_bubble_of_s_less_one_and_one_activation_more(s: int, more: int) -> None:
     schedule = build("dualpipe-v", s, 2 * s + more)
@@ -117,6 +129,7 @@ def test_dualpipe_v_in_sequence_has_a_bubble_of_s_less_one_and_one_activation_mo
     assert schedule.held() == [2 * s + 1] * s
 
 
+@some
 @given(st.integers(1, 8), st.integers(0, 8), st.integers(1, 6), st.integers(0, 6), st.integers(0, 6))
 def test_the_bubbles_of_the_zero_bubble_paper_at_other_costs(s: int, more: int, w: int, f: int, i: int) -> None:
     """Table 1 of arXiv:2401.10241, where the weight part is the shortest."""
@@ -128,6 +141,7 @@ def test_the_bubbles_of_the_zero_bubble_paper_at_other_costs(s: int, more: int, 
         assert timeline.span - m * (f + i + w) == (s - 1) * each
 
 
+@some
 @given(st.integers(1, 7), st.integers(0, 6), st.integers(0, 2))
 def test_the_bubble_of_dualpipe_v_whose_pairs_end_as_one(s: int, more: int, hidden: int) -> None:
     """(S-1)(FB+B-3W), as published with DeepSeek-V3, for pairs of a time FB that is less than F+B by what they hide."""
@@ -176,6 +190,7 @@ def test_zero_bubbles_are_in_the_order_of_the_papers(s: int, m: int) -> None:
     assert spans["zb-h2"] == 3 * m
 
 
+@some
 @given(st.sampled_from(ScheduleKind), st.integers(1, 5), st.integers(1, 9))
 @example(ScheduleKind.DUALPIPE_V, 3, 6)
 def test_steps_cover_the_time_of_every_rank(kind: ScheduleKind, s: int, m: int) -> None:

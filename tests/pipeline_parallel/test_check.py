@@ -213,3 +213,8 @@ def test_more_activations_than_promised_are_refused() -> None:
 def test_a_schedule_that_cannot_run_has_no_times() -> None:
     with pytest.raises(ScheduleError, match="wait for each other"):
         simulate(two_ranks("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", 2))
+
+
+def test_actions_of_stages_that_are_not_there_have_no_times() -> None:
+    with pytest.raises(ScheduleError, match="7B0, action 1 of rank 0, is of a stage that is not there"):
+        simulate(two_ranks("0F0 7B0", "1F0 1B0"))
