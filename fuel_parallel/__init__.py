@@ -18,10 +18,20 @@ from typing import TYPE_CHECKING, Any
 from fuel_parallel.version import __version__
 
 if TYPE_CHECKING:
-    from fuel_parallel import checkpoint, data_parallel, lazy, optim, pipeline_parallel, tensor_parallel
+    from fuel_parallel import (
+        checkpoint,
+        context_parallel,
+        data_parallel,
+        expert_parallel,
+        lazy,
+        optim,
+        pipeline_parallel,
+        tensor_parallel,
+    )
     from fuel_parallel.attention import Attention, Rotary
     from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
     from fuel_parallel.errors import FuelError
+    from fuel_parallel.experts import ExpertParameter, MixtureOfExperts
     from fuel_parallel.layers import Embedding, LayerNorm, Linear, RMSNorm
     from fuel_parallel.mesh import Mesh
     from fuel_parallel.module import Module, Parameter, Shard, Variable
@@ -36,11 +46,13 @@ _HOME_OF = {
     "CommInfo": "fuel_parallel.comm",
     "Communicator": "fuel_parallel.comm",
     "Embedding": "fuel_parallel.layers",
+    "ExpertParameter": "fuel_parallel.experts",
     "FuelError": "fuel_parallel.errors",
     "IdentityComm": "fuel_parallel.comm",
     "LayerNorm": "fuel_parallel.layers",
     "Linear": "fuel_parallel.layers",
     "Mesh": "fuel_parallel.mesh",
+    "MixtureOfExperts": "fuel_parallel.experts",
     "Module": "fuel_parallel.module",
     "MpiComm": "fuel_parallel.comm",
     "Parameter": "fuel_parallel.module",
@@ -57,18 +69,29 @@ _HOME_OF = {
     "progress": "fuel_parallel.progress_bar",
     "realize": "fuel_parallel.runtime.realize",
 }
-_SUBMODULES = ("checkpoint", "data_parallel", "lazy", "optim", "pipeline_parallel", "tensor_parallel")
+_SUBMODULES = (
+    "checkpoint",
+    "context_parallel",
+    "data_parallel",
+    "expert_parallel",
+    "lazy",
+    "optim",
+    "pipeline_parallel",
+    "tensor_parallel",
+)
 
 __all__ = [
     "Attention",
     "CommInfo",
     "Communicator",
     "Embedding",
+    "ExpertParameter",
     "FuelError",
     "IdentityComm",
     "LayerNorm",
     "Linear",
     "Mesh",
+    "MixtureOfExperts",
     "Module",
     "MpiComm",
     "Parameter",
@@ -80,7 +103,9 @@ __all__ = [
     "Variable",
     "__version__",
     "checkpoint",
+    "context_parallel",
     "data_parallel",
+    "expert_parallel",
     "init",
     "lazy",
     "memory_stats",

@@ -70,3 +70,7 @@ class ScheduleError(FuelError, ValueError):
 
 class CheckpointError(FuelError, RuntimeError):
     """A checkpoint that cannot be written, found or read, or that does not hold what was asked for."""
+
+
+class ReplicaError(FuelError, RuntimeError):
+    """Replicas of a model that no longer hold the same."""

@@ -43,6 +43,13 @@ class Embedding(Module):
         """Integers [...] to rows [..., dim]."""
         return neural.embedding(indices, self.weight)
 
+    def logits(self, x: Tensor) -> Tensor:
+        """[..., dim] to [..., vocabulary], the products with all rows: a head that shares the table.
+
+        Press and Wolf (2017), arXiv:1608.05859.
+        """
+        return x @ self.weight.mT
+
 
 class LayerNorm(Module):
     """`layer_norm` over the last dimension with a trained scale and shift."""

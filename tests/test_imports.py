@@ -21,13 +21,14 @@ FOLDERS = {"launch": "fuelrun.launch", "cli": "fuelrun", "fuel_parallel": "fuel_
 
 # The house, from the ground up: each part, and what it may import when it is imported itself.
 # A key may be deeper than a part (`pipeline_parallel.run`); the longest one that fits a module holds.
-GROUND = {"errors", "version", "partitioning"}
+GROUND = {"errors", "version", "partitioning", "name_patterns"}
 TENSORS = GROUND | {"backends", "lazy"}
 RANKS = TENSORS | {"environment", "failure", "comm", "mesh"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
     "partitioning": {"errors"},
+    "name_patterns": {"errors"},
     "environment": GROUND,
     "failure": GROUND | {"environment"},
     "topology": GROUND | {"environment"},
@@ -40,12 +41,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "module": TENSORS,
     "layers": TENSORS | {"module"},
     "attention": TENSORS | {"module", "layers"},
-    "optim": TENSORS | {"module"},
+    "experts": TENSORS | {"module"},
+    "optim": RANKS | {"module"},
     "progress_bar": RANKS,
     "preemption": RANKS,
     "device_group": RANKS | {"topology", "runtime"},
-    "data_parallel": RANKS | {"module", "optim"},
+    "data_parallel": RANKS | {"module", "optim", "checkpoint", "runtime"},
     "tensor_parallel": RANKS | {"module", "layers", "attention"},
+    "context_parallel": RANKS | {"module", "attention"},
+    "expert_parallel": RANKS | {"module", "experts", "data_parallel"},
     "pipeline_parallel": GROUND,
     "pipeline_parallel.draw": GROUND | {"topology", "pipeline_parallel"},
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},

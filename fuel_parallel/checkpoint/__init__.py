@@ -15,21 +15,27 @@ A checkpoint is a folder: a safetensors file for each rank that wrote, and a man
 that the rest is there. Nothing in it is executed when it is read.
 """
 
+from fuel_parallel.checkpoint.exporting import export_huggingface
 from fuel_parallel.checkpoint.folders import steps
-from fuel_parallel.checkpoint.huggingface import StoredArray, export_huggingface, read_huggingface
+from fuel_parallel.checkpoint.huggingface import StoredArray, read_huggingface
 from fuel_parallel.checkpoint.loading import Loaded, latest, load
+from fuel_parallel.checkpoint.names import NameTable, StoredAs
+from fuel_parallel.checkpoint.pretrained import load_huggingface
 from fuel_parallel.checkpoint.saving import Saving, save
 from fuel_parallel.checkpoint.verifying import verify
 from fuel_parallel.module import Shard
 
 __all__ = [
     "Loaded",
+    "NameTable",
     "Saving",
     "Shard",
     "StoredArray",
+    "StoredAs",
     "export_huggingface",
     "latest",
     "load",
+    "load_huggingface",
     "read_huggingface",
     "save",
     "steps",

@@ -43,7 +43,7 @@ NAMES: dict[dtypes.DType, str] = {
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 _BLOCK = 1 << 20  # bytes that are summed up and written at once
-_PAGE = 4096  # runs that are shorter are read together with what lies between them
+_SHORT = 512  # bytes; runs that are shorter are read together with what lies between them
 _WIDE = 8 << 20  # bytes of narrow columns that are read at once
 _LARGEST_HEADER = 100_000_000  # as the package safetensors has it
 
@@ -134,7 +134,8 @@ def checksum(file: int, offset: int, size: int) -> int:
 def read_box(file: int, place: Place, box: Box, out: Array) -> None:
     """Reads a box of a tensor into `out`, an array of its shape and dtype.
 
-    Read is what is asked for, where that is runs of a page or more; shorter runs are read with what is between them.
+    Read is what is asked for, where that is runs of half a kilobyte or more; shorter runs are read with what is between
+    them.
     """
     if not box.size:
         return
@@ -144,7 +145,7 @@ def read_box(file: int, place: Place, box: Box, out: Array) -> None:
         inner -= 1
     outer = max(inner - 1, 0)
     run = math.prod(box.shape[outer:]) * place.dtype.itemsize
-    if run < _PAGE and outer:
+    if run < _SHORT and outer:
         _read_wider(file, place, box, outer, out)
         return
     strides = [math.prod(place.shape[dim + 1 :]) for dim in range(len(place.shape))]

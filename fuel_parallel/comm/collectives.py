@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ Rows = tuple[int, ...]
 Array = Any
 
 
-def _together(run: Callable[..., Any]) -> Callable[..., Any]:
+def together(run: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel for contiguous arrays of any device, run when all ranks are there: it gets module and transport."""
 
     def kernel(xp: Any, x: Any, comm: Communicator, *attrs: Any) -> Any:
@@ -46,6 +47,19 @@ def _together(run: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+@contextmanager
+def meeting(xp: Any, x: Any, comm: Communicator) -> Iterator[Transport]:
+    """Around what ranks do together on arrays like `x`: begins when all are there, and gives the transport."""
+    guard = comm.guard
+    if guard is not None:
+        guard.enter()
+    try:
+        yield _transport(xp, x, comm)
+    finally:
+        if guard is not None:
+            guard.leave()
+
+
 def _transport(xp: Any, x: Any, comm: Communicator) -> Transport:
     return comm.transport if xp is np else comm.transport_of(x)
 
@@ -59,21 +73,29 @@ def _start_all_reduce(xp: Any, x: Any, comm: Communicator, op: ReduceOp, replica
     return _transport(xp, x, comm).start_all_reduce(x, op, reuse=reuse)
 
 
-def _start_guarded(xp: Any, x: Any, comm: Communicator, *attrs: Any, reuse: bool) -> Pending:
-    guard = comm.guard
-    if guard is None:
-        return _start_all_reduce(xp, x, comm, *attrs, reuse=reuse)
-    guard.enter()
-    try:
-        pending = _start_all_reduce(xp, x, comm, *attrs, reuse=reuse)
-    except BaseException:
-        guard.leave()
-        raise
-    return guard.until_done(pending)
+def _guarded(start: Callable[..., Pending]) -> Callable[..., Pending]:
+    """A start that waits until all ranks are there, and whose guard is left when what it started is over."""
+
+    def guarded(xp: Any, x: Any, comm: Communicator, *attrs: Any, reuse: bool) -> Pending:
+        guard = comm.guard
+        if guard is None:
+            return start(xp, x, comm, *attrs, reuse=reuse)
+        guard.enter()
+        try:
+            pending = start(xp, x, comm, *attrs, reuse=reuse)
+        except BaseException:
+            guard.leave()
+            raise
+        return guard.until_done(pending)
+
+    return guarded
+
+
+_start_all_reduce_guarded = _guarded(_start_all_reduce)
 
 
 def _all_reduce_kernel(xp: Any, x: Any, *attrs: Any) -> Any:
-    return _start_guarded(xp, x, *attrs, reuse=False).wait()
+    return _start_all_reduce_guarded(xp, x, *attrs, reuse=False).wait()
 
 
 def _all_reduce_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, replicated: bool) -> Tensor:
@@ -100,7 +122,7 @@ ALL_REDUCE = define(
         "all_reduce",
         infer=lambda x, comm, op, replicated: x,
         kernel=_all_reduce_kernel,
-        start=_start_guarded,
+        start=_start_all_reduce_guarded,
         vjp=(_all_reduce_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -129,7 +151,7 @@ REDUCE = define(
     Op(
         "reduce",
         infer=lambda x, comm, op, root: x,
-        kernel=_together(_reduce_kernel),
+        kernel=together(_reduce_kernel),
         vjp=(_reduce_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -138,37 +160,51 @@ REDUCE = define(
 )
 
 
-def _infer_reduce_scatter(x: Spec, comm: Communicator, op: ReduceOp, dim: int) -> Spec:
-    return _with_extent(x, dim, len(partition(x.shape[dim], comm.world_size)[comm.rank]))
-
-
 def _with_extent(x: Spec, dim: int, extent: int) -> Spec:
     return Spec((*x.shape[:dim], extent, *x.shape[dim + 1 :]), x.dtype, x.device)
 
 
-def _reduce_scatter_kernel(
-    xp: Any, transport: Transport, x: Array, comm: Communicator, op: ReduceOp, dim: int
-) -> Array:
-    rows = tuple(len(part) for part in partition(x.shape[dim], comm.world_size))
+def _start_reduce_scatter(
+    xp: Any, x: Any, comm: Communicator, op: ReduceOp, dim: int, rows: Rows, *, reuse: bool
+) -> Pending:
     front = xp.ascontiguousarray(xp.moveaxis(x, dim, 0))
-    return xp.moveaxis(transport.reduce_scatter(front, op, rows), 0, dim)
+    pending = _transport(xp, front, comm).start_reduce_scatter(front, op, rows)
+    return pending if dim == 0 else _Moved(pending, xp, dim)
 
 
-def _reduce_scatter_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, dim: int) -> Tensor:
+class _Moved(Pending):
+    """A result whose first dimension belongs elsewhere."""
+
+    def __init__(self, pending: Pending, xp: Any, dim: int) -> None:
+        self.pending, self.xp, self.dim = pending, xp, dim
+
+    def progress(self) -> None:
+        self.pending.progress()
+
+    def wait(self) -> Any:
+        return self.xp.moveaxis(self.pending.wait(), 0, self.dim)
+
+
+def _reduce_scatter_vjp(
+    g: Tensor, y: Tensor, x: Tensor, comm: Communicator, op: ReduceOp, dim: int, rows: Rows
+) -> Tensor:
     _check_linear("reduce_scatter", op)
-    gathered = comm.all_gather(g, dim, size=x.shape[dim])
+    gathered = comm.all_gather(g, dim, sizes=rows)
     return gathered if op is ReduceOp.SUM else gathered * (1 / comm.world_size)
 
+
+_start_scatter_guarded = _guarded(_start_reduce_scatter)
 
 REDUCE_SCATTER = define(
     Op(
         "reduce_scatter",
-        _infer_reduce_scatter,
-        kernel=_together(_reduce_scatter_kernel),
+        infer=lambda x, comm, op, dim, rows: _with_extent(x, dim, rows[comm.rank]),
+        kernel=lambda xp, x, *attrs: _start_scatter_guarded(xp, x, *attrs, reuse=False).wait(),
+        start=_start_scatter_guarded,
         vjp=(_reduce_scatter_vjp,),
         crosses_ranks=True,
         aliases=False,
-        attr_names=("comm", "op", "dim"),
+        attr_names=("comm", "op", "dim", "rows"),
     )
 )
 
@@ -215,7 +251,7 @@ SCAN = define(
     Op(
         "scan",
         infer=lambda x, comm, op, exclusive, reverse: x,
-        kernel=_together(_scan_kernel),
+        kernel=together(_scan_kernel),
         vjp=(_scan_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -234,7 +270,7 @@ BROADCAST = define(
     Op(
         "broadcast",
         infer=lambda x, comm, root: x,
-        kernel=_together(lambda xp, transport, x, comm, root: transport.broadcast(x, root)),
+        kernel=together(lambda xp, transport, x, comm, root: transport.broadcast(x, root)),
         vjp=(_broadcast_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -253,18 +289,17 @@ def _all_gather_kernel(
 def _all_gather_vjp(
     g: Tensor, y: Tensor, x: Tensor, comm: Communicator, dim: int, rows: Rows, replicated: bool
 ) -> Tensor:
-    if not replicated and rows == tuple(len(part) for part in partition(sum(rows), comm.world_size)):
-        return comm.reduce_scatter(g, ReduceOp.SUM, dim)
-    whole = g if replicated else comm.all_reduce(g)
+    if not replicated:
+        return comm.reduce_scatter(g, ReduceOp.SUM, dim, sizes=rows)
     start = sum(rows[: comm.rank])
-    return whole[(slice(None),) * dim + (slice(start, start + rows[comm.rank]),)]
+    return g[(slice(None),) * dim + (slice(start, start + rows[comm.rank]),)]
 
 
 ALL_GATHER = define(
     Op(
         "all_gather",
         infer=lambda x, comm, dim, rows, replicated: _with_extent(x, dim, sum(rows)),
-        kernel=_together(_all_gather_kernel),
+        kernel=together(_all_gather_kernel),
         vjp=(_all_gather_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -310,7 +345,7 @@ ALL_TO_ALL = define(
     Op(
         "all_to_all",
         _infer_all_to_all,
-        kernel=_together(_all_to_all_kernel),
+        kernel=together(_all_to_all_kernel),
         vjp=(_all_to_all_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -338,7 +373,7 @@ ALL_TO_ALL_SIZES = define(
     Op(
         "all_to_all_sizes",
         infer=lambda x, comm, dim, sizes: _with_extent(x, dim, sum(row[comm.rank] for row in sizes)),
-        kernel=_together(_sizes_kernel),
+        kernel=together(_sizes_kernel),
         vjp=(_sizes_vjp,),
         crosses_ranks=True,
         aliases=False,
@@ -359,7 +394,7 @@ SHIFT = define(
     Op(
         "shift",
         infer=lambda x, comm, offset, wrap: x,
-        kernel=_together(_shift_kernel),
+        kernel=together(_shift_kernel),
         vjp=(lambda g, y, x, comm, offset, wrap: comm.shift(g, -offset, wrap=wrap),),
         crosses_ranks=True,
         aliases=False,

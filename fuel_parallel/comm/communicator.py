@@ -144,26 +144,54 @@ class Communicator(ABC):
         self._check_rank("broadcast", "root", root)
         return x if self.world_size == 1 else self._collect(collectives.BROADCAST, x, root)
 
-    def all_gather(self, x: Tensor, dim: int = 0, *, size: int | None = None, replicated: bool = False) -> Tensor:
+    def all_gather(
+        self,
+        x: Tensor,
+        dim: int = 0,
+        *,
+        size: int | None = None,
+        sizes: Sequence[int] | None = None,
+        replicated: bool = False,
+    ) -> Tensor:
         """The shards of all ranks joined along `dim`, on every rank.
 
-        Shards are equal, or the parts of `partition(size, world_size)` when the extent `size` of the whole is given.
-        vjp: the reduce-scatter of the cotangents. With `replicated`: my part of the cotangent.
+        Shards are equal, or the parts of `partition(size, world_size)` when the extent `size` of the whole is given, or
+        of any extents, `sizes[r]` on rank r. vjp: the reduce-scatter of the cotangents. With `replicated`: my part of
+        the cotangent.
         """
         x = self._operand("all_gather", x)
         dim = self._check_dim("all_gather", x, dim)
-        rows = self._rows("all_gather", x.shape[dim], size)
+        if sizes is None:
+            rows = self._rows("all_gather", x.shape[dim], size)
+        else:
+            rows = self._given_rows("all_gather", sizes)
+            if size is not None or rows[self.rank] != x.shape[dim]:
+                raise ShapeError(
+                    f"all_gather: sizes={list(rows)} goes without size=, and gives rank {self.rank} an extent of "
+                    f"{rows[self.rank]}; got size={size} and a shard that has {x.shape[dim]}"
+                )
         return x if self.world_size == 1 else self._collect(collectives.ALL_GATHER, x, dim, rows, replicated)
 
-    def reduce_scatter(self, x: Tensor, op: ReduceOp = ReduceOp.SUM, dim: int = 0) -> Tensor:
-        """My part, by `partition` along `dim`, of the reduction of all ranks' tensors.
+    def reduce_scatter(
+        self, x: Tensor, op: ReduceOp = ReduceOp.SUM, dim: int = 0, *, sizes: Sequence[int] | None = None
+    ) -> Tensor:
+        """My part along `dim` of the reduction of all ranks' tensors: that of `partition`, or of extents `sizes`.
 
         vjp (SUM and AVG only): the all-gather of the cotangents; for AVG divided by the number of ranks.
         """
         x = self._operand("reduce_scatter", x)
         _check_reduction("reduce_scatter", x, op)
         dim = self._check_dim("reduce_scatter", x, dim)
-        return x if self.world_size == 1 else self._collect(collectives.REDUCE_SCATTER, x, op, dim)
+        if sizes is None:
+            rows = tuple(len(part) for part in partition(x.shape[dim], self.world_size))
+        else:
+            rows = self._given_rows("reduce_scatter", sizes)
+            if sum(rows) != x.shape[dim]:
+                raise ShapeError(
+                    f"reduce_scatter: sizes={list(rows)} cover {sum(rows)}, but dimension {dim} of x has an extent of "
+                    f"{x.shape[dim]}"
+                )
+        return x if self.world_size == 1 else self._collect(collectives.REDUCE_SCATTER, x, op, dim, rows)
 
     def scan(self, x: Tensor, op: ReduceOp = ReduceOp.SUM, *, reverse: bool = False) -> Tensor:
         """The reduction of the tensors of ranks 0 up to mine; with `reverse`, from mine up to the last.
@@ -386,6 +414,14 @@ class Communicator(ABC):
                 f"tensor has an extent of {mine}"
             )
         return table
+
+    def _given_rows(self, function: str, sizes: Sequence[int]) -> tuple[int, ...]:
+        rows = tuple(map(operator.index, sizes))
+        if len(rows) != self.world_size or min(rows) < 0:
+            raise ArgumentError(
+                f"{function}: sizes has an extent, 0 or more, for each of {self.world_size} ranks; got {list(sizes)}"
+            )
+        return rows
 
     def _rows(self, function: str, mine: int, size: int | None) -> tuple[int, ...]:
         """The extent of each rank's shard."""

@@ -72,6 +72,10 @@ def entry_of(op: Op, attrs: Attrs, spec: Spec) -> Entry:
 def _open_dims(kind: str, facts: Facts) -> tuple[int, ...]:
     if kind in ("all_gather", "all_to_all_sizes"):
         return (facts["dim"],)
+    if kind.startswith("ring_attention"):
+        return (0,)  # queries, keys and values of my part of the sequence, flat
+    if kind == "gather_rows":
+        return (0,)
     if kind == "all_to_all" and facts["concat_dim"] != facts["split_dim"]:
         return (facts["concat_dim"],)
     return ()

@@ -165,7 +165,7 @@ class MpiTransport(Transport):
         self._mpi = MPI
         # So that a send of the script cannot be taken for a part of a collective. MPI says it of its world only: the
         # parts of a split do not know it in Open MPI.
-        self._tag: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
+        self.tag: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
 
     @property
     def ranks(self) -> int:
@@ -277,6 +277,9 @@ class MpiTransport(Transport):
         self._exchange(None if dest is None else x, dest, result, source)
         return result
 
+    def start_exchange(self, x: Host, dest: int, source: int) -> Pending:
+        return MpiExchange(self, x, dest, source)
+
     def _exchange(self, x: Host | None, dest: int | None, result: Host | None, source: int | None) -> None:
         """Sends `x` while receiving into `result`; the two may be of different size, and have no or more pieces."""
         nobody, nothing = self._mpi.PROC_NULL, self.xp.empty(0, np.uint8)
@@ -285,10 +288,10 @@ class MpiTransport(Transport):
             self.comm.Sendrecv(
                 self.words(nothing if sent is None else sent),
                 nobody if sent is None or dest is None else dest,
-                self._tag,
+                self.tag,
                 self.words(nothing if place is None else place),
                 nobody if place is None or source is None else source,
-                self._tag,
+                self.tag,
             )
 
     def send(self, x: Host, dest: int, tag: int) -> None:
@@ -355,3 +358,23 @@ class MpiReduction(Pending):
             request.Wait()
         _reductions.discard(self)
         return averaged(self.result, self.op, self.ranks)
+
+
+class MpiExchange(Pending):
+    """Messages to one rank and from another under way, two for each piece."""
+
+    def __init__(self, transport: MpiTransport, x: Host, dest: int, source: int) -> None:
+        self.sent = x
+        self.result: Host = transport.xp.empty_like(x)
+        comm, tag = transport.comm, transport.tag
+        self.requests = [comm.Irecv(transport.words(piece), source, tag) for piece in pieces(self.result)]
+        self.requests += [comm.Isend(transport.words(piece), dest, tag) for piece in pieces(x)]
+
+    def progress(self) -> None:
+        for request in self.requests:
+            request.Test()
+
+    def wait(self) -> Host:
+        for request in self.requests:
+            request.Wait()
+        return self.result

@@ -225,6 +225,11 @@ class NodeLocalTransport(Transport):
         settle()
         return self.plain.exchange(x, dest, source, out)
 
+    def start_exchange(self, x: Host, dest: int, source: int) -> Pending:
+        """See `Transport.start_exchange`."""
+        settle()
+        return self.plain.start_exchange(x, dest, source)
+
     def send(self, x: Host, dest: int, tag: int) -> None:
         """See `Transport.send`."""
         self.plain.send(x, dest, tag)

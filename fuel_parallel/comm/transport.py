@@ -97,6 +97,12 @@ class Transport(ABC):
     def reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int], out: Host | None = None) -> Host:
         """My rows of the reduction of all ranks' arrays."""
 
+    def start_reduce_scatter(self, x: Host, op: ReduceOp, rows: Sequence[int]) -> Pending:
+        """Starts a reduce-scatter that may go on while other work is done; like `start_all_reduce`, `x` is not written
+        before `wait`, and it is this on all ranks or on none.
+        """
+        return Done(self.reduce_scatter(x, op, rows))
+
     def scan(self, x: Host, op: ReduceOp, *, exclusive: bool, reverse: bool) -> Host:
         """The reduction of the arrays of all ranks up to mine; with `reverse`, from mine on."""
         return sections.scan(self, x, op, exclusive=exclusive, reverse=reverse)
@@ -112,6 +118,13 @@ class Transport(ABC):
     @abstractmethod
     def exchange(self, x: Host, dest: int | None, source: int | None, out: Host | None = None) -> Host | None:
         """Sends to one rank while receiving an array like mine from another; None stands for nobody."""
+
+    def start_exchange(self, x: Host, dest: int, source: int) -> Pending:
+        """Starts an exchange that may go on while other work is done; until `wait` nobody writes into `x`.
+
+        Exchanges that are under way together end up in the order in which they were started.
+        """
+        return Done(self.exchange(x, dest, source))
 
     @abstractmethod
     def send(self, x: Host, dest: int, tag: int) -> None:
@@ -204,5 +217,7 @@ class NoTransport(Transport):
         raise CommunicatorError(self.why)
 
     _any_call: Any = _refuse
-    all_reduce = start_all_reduce = reduce = broadcast = all_gather = reduce_scatter = scan = _any_call
-    all_to_all = exchange = send = recv = barrier = _any_call
+    all_reduce = start_all_reduce = reduce = broadcast = all_gather = reduce_scatter = start_reduce_scatter = scan = (
+        _any_call
+    )
+    all_to_all = exchange = start_exchange = send = recv = barrier = _any_call

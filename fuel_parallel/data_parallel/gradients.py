@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
@@ -30,7 +30,7 @@ def average_gradients(gradients: Any, comm: Communicator, *, bucket_bytes: int =
         return unflatten(structure, leaves)
     averaged: list[Tensor] = []
     # The last first: a backward pass comes to the last layers first, and collectives run in the order of the script.
-    for bucket in _buckets(leaves[::-1], bucket_bytes):
+    for bucket in buckets(leaves[::-1], bucket_bytes):
         if len(bucket) == 1:
             averaged.append(comm.all_reduce(bucket[0], ReduceOp.AVG))
             continue
@@ -42,7 +42,7 @@ def average_gradients(gradients: Any, comm: Communicator, *, bucket_bytes: int =
     return unflatten(structure, averaged[::-1])
 
 
-def _buckets(gradients: list[Tensor], bucket_bytes: int) -> Iterator[list[Tensor]]:
+def buckets(gradients: Sequence[Tensor], bucket_bytes: int) -> Iterator[list[Tensor]]:
     """Runs of neighbours of one dtype; a bucket is closed when it is full.
 
     Not before it would overflow: a bias before a large weight would travel alone, and all that comes after wait for it.

@@ -133,6 +133,7 @@ from fuel_parallel.lazy.ops.elementwise import (
     tanh,
     trunc,
 )
+from fuel_parallel.lazy.ops.grouped import grouped_matmul
 from fuel_parallel.lazy.ops.indexing import one_hot, take, take_along_axis
 from fuel_parallel.lazy.ops.manipulation import (
     broadcast_arrays,
@@ -261,6 +262,7 @@ __all__ = [
     "grad",
     "greater",
     "greater_equal",
+    "grouped_matmul",
     "hypot",
     "iinfo",
     "imag",

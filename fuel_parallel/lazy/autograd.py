@@ -15,7 +15,7 @@ from typing import Any
 
 from fuel_parallel.errors import DTypeError, GradientError, ShapeError
 from fuel_parallel.lazy import dtypes, effects
-from fuel_parallel.lazy.node import Node, built_for, describe_line
+from fuel_parallel.lazy.node import Node, apply, built_for, describe_line
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import flatten, unflatten
@@ -91,25 +91,61 @@ def _backward(loss: Node, wrt: list[Node], start: Tensor) -> dict[Node, Tensor]:
     sends = effects.take_differentiable()
     order, dependent = _paths([loss, *sends], wanted)
     # What was sent is part of other ranks' losses; its cotangent is received, so any value starts it.
+    again = _Again(order)
     cotangents = {loss: start} | {send: creation.zeros((0,)) for send in sends}
     for node in order:
         g = cotangents.get(node) if node in wanted else cotangents.pop(node, None)
         if g is None or (not node.inputs and not node.op.crosses_ranks):
             continue
-        _push(node, g, dependent, cotangents)
+        _push(node, g, dependent, cotangents, again)
     return cotangents
 
 
-def _push(node: Node, g: Tensor, dependent: set[Node], cotangents: dict[Node, Tensor]) -> None:
+class _Again:
+    """What backward passes compute again rather than keep: values of `recomputed` ops, and what is made of these alone.
+
+    `order` are the nodes of the forward pass, the youngest first. Each is made again once, when it is asked for first.
+    """
+
+    def __init__(self, order: list[Node]) -> None:
+        self.nodes: set[Node] = set()
+        self.made: dict[Node, Node] = {}
+        if any(node.op.recomputed for node in order):
+            for node in reversed(order):
+                if node.value is None and (node.op.recomputed or self._is_made_of_such(node)):
+                    self.nodes.add(node)
+
+    def _is_made_of_such(self, node: Node) -> bool:
+        if node.op.crosses_ranks or node.op.has_effect:
+            return False
+        given = [i for i in node.inputs if i in self.nodes]
+        return bool(given) and all(i in self.nodes or i.value is not None or not i.inputs for i in node.inputs)
+
+    def of(self, node: Node) -> Tensor:
+        """The tensor of a node, for use in the backward pass."""
+        return Tensor(self._made(node))
+
+    def _made(self, node: Node) -> Node:
+        if node not in self.nodes:
+            return node
+        if node not in self.made:
+            made = apply(node.op, tuple(self._made(i) for i in node.inputs), *node.attrs)
+            if made.op.crosses_ranks:
+                effects.note(made)
+            self.made[node] = made
+        return self.made[node]
+
+
+def _push(node: Node, g: Tensor, dependent: set[Node], cotangents: dict[Node, Tensor], again: _Again) -> None:
     """Adds to the cotangents of the inputs what arrives at them through `node`."""
     op = node.op
     if op.vjp is None:
         raise GradientError(f"grad: {op.name} (built at {describe_line(node.line)}) has no gradient")
     if not op.vjp:
         return
-    y = Tensor(node)
-    inputs = tuple(Tensor(i) for i in node.inputs)
     with built_for(node.line):
+        y = again.of(node)
+        inputs = tuple(again.of(i) for i in node.inputs)
         if not inputs:
             op.vjp[0](g, y, *node.attrs)
             return

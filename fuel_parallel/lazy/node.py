@@ -87,7 +87,8 @@ class Op:
 
     A variadic op takes its inputs as one tuple everywhere. An `elementwise` op computes each element of the result from
     the elements at its place in the inputs, broadcast. `aliases` is False if the result never shares memory with an
-    input.
+    input. One that is `recomputed` runs again for the backward pass, which then does not hold the value of the forward
+    pass.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Op:
     into: Callable[..., None] | None = None
     start: Callable[..., Any] | None = None
     aliases: bool = True
+    recomputed: bool = False
     attr_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:

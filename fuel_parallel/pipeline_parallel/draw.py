@@ -22,8 +22,8 @@ MESSAGE = "#cbd5e1"
 NAMES = {
     ActionKind.FORWARD: "forward",
     ActionKind.BACKWARD: "backward",
-    ActionKind.BACKWARD_INPUT: "its input part",
-    ActionKind.BACKWARD_WEIGHT: "its weight part",
+    ActionKind.BACKWARD_INPUT: "backward, input part",
+    ActionKind.BACKWARD_WEIGHT: "backward, weight part",
     ActionKind.REDUCE_GRAD: "reduction",
 }
 ROW, LEFT, TOP, WIDTH = 30.0, 70.0, 70.0, 1200.0

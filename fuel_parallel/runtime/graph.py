@@ -142,7 +142,8 @@ def trace(roots: Sequence[Node], first: Sequence[Node] = ()) -> tuple[Graph, lis
 
     Leaves begin with those named in `first`, used or not.
 
-    Values of collectives are outputs since a collective runs once and somebody else may hold its node.
+    Values of collectives are outputs since a collective runs once and somebody else may hold its node. `realize` knows
+    whether somebody does.
     """
     computed = [node for node in topological(roots) if node.value is None]
     # Leaves are numbered by their first use: their age differs from step to step, their use does not.
@@ -165,10 +166,10 @@ def graph_of(function: Callable[..., Sequence[Tensor]], specs: Sequence[Spec]) -
 
 
 def without_dead(graph: Graph) -> Graph:
-    """The graph without instructions and constants that no output needs."""
+    """The graph without instructions and constants that no output needs. Collectives stay: other ranks need them."""
     specs = graph.specs()
     first = graph.first
-    needed = set(graph.outputs)
+    needed = {*graph.outputs, *(n for n, i in enumerate(graph.instructions, first) if i.op.crosses_ranks)}
     for number in range(first + len(graph.instructions) - 1, first - 1, -1):
         if number in needed:
             needed.update(graph.instructions[number - first].inputs)

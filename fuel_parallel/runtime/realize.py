@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,10 +68,15 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
     if recorder:
         recorder.begin()
     graph, leaves, computed = trace(roots)
+    uses = Counter(i for node in computed for i in node.inputs)
+    again = _needed_again(computed, targets, uses)
+    # The value of a collective that nobody else needs is let go like any other.
+    needed = again | targets
+    graph = replace(graph, outputs=tuple(n for n in graph.outputs if computed[n - len(leaves)] in needed))
     if recorder:
         recorder.phase("plan")
     plan = plans.plan_for(graph)
-    spare = _held_by_the_graph_alone(leaves, computed, targets)
+    spare = _held_by_the_graph_alone(leaves, again, uses)
     taken: set[int] = set()
     if recorder:
         recorder.phase("run")
@@ -98,16 +104,23 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
         recorder.phase("")
 
 
-def _held_by_the_graph_alone(leaves: list[Node], computed: list[Node], targets: set[Node]) -> frozenset[int]:
-    """The leaves that nothing but this graph refers to, such as the old value of a parameter that was rebound."""
-    uses = Counter(i for node in computed for i in node.inputs)
-    # A node without value that somebody else holds as well is computed again one day, from what is below it.
+def _needed_again(computed: list[Node], targets: set[Node], uses: Counter[Node]) -> set[Node]:
+    """The nodes that others than this graph may need one day: those that are held, and all below them."""
     again: set[Node] = set()
     for number in range(len(computed) - 1, -1, -1):
         node = computed[number]
+        if node in targets:
+            continue
         # Others that refer to it: the list, the counter, this name, the call.
-        if node not in targets and (node in again or sys.getrefcount(node) > uses[node] + 4):
+        if node in again or sys.getrefcount(node) > uses[node] + 4:
+            again.add(node)
+            # A node without value is computed again from what is below it.
             again.update(node.inputs)
+    return again
+
+
+def _held_by_the_graph_alone(leaves: list[Node], again: set[Node], uses: Counter[Node]) -> frozenset[int]:
+    """The leaves that nothing but this graph refers to, such as the old value of a parameter that was rebound."""
     spare = []
     for number in range(len(leaves)):
         leaf = leaves[number]

@@ -7,11 +7,13 @@ from typing import Any
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.layers import Embedding
 from fuel_parallel.lazy.ops import binary, creation, neural
+from fuel_parallel.lazy.parts import part_of
 from fuel_parallel.lazy.random import Generator
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Parameter, Shard
 from fuel_parallel.partitioning import partition
-from fuel_parallel.tensor_parallel.linear import leave
+from fuel_parallel.tensor_parallel.linear import enter, leave
+from fuel_parallel.tensor_parallel.mappings import gather_from_ranks
 
 
 class VocabParallelEmbedding(Module):
@@ -37,6 +39,7 @@ class VocabParallelEmbedding(Module):
         sequence_dim: int | None = None,
         dtype: Any = None,
     ) -> None:
+        self.vocabulary = vocabulary
         self._comm = comm
         self.sequence_dim = sequence_dim
         self._mine = partition(vocabulary, comm.world_size)[comm.rank]
@@ -50,8 +53,9 @@ class VocabParallelEmbedding(Module):
     ) -> VocabParallelEmbedding:
         """This rank's rows of a dense table that all ranks hold alike."""
         table = dense.weight
-        layer = cls(*table.shape, Generator(0), comm, sequence_dim=sequence_dim, dtype=table.dtype)
-        layer.weight.assign(table[layer._mine.start : layer._mine.stop])
+        vocabulary, dim = table.shape
+        layer = cls(vocabulary, dim, Generator(0), comm, sequence_dim=sequence_dim, dtype=table.dtype)
+        layer.weight.assign(part_of(table, (layer._mine, range(dim))))
         return layer
 
     def __call__(self, indices: Tensor) -> Tensor:
@@ -59,6 +63,14 @@ class VocabParallelEmbedding(Module):
         if self._comm.world_size == 1:
             return neural.embedding(indices, self.weight)
         return leave(self._rows(indices), self._comm, self.sequence_dim)
+
+    def logits(self, x: Tensor, *, gather_output: bool = True) -> Tensor:
+        """`fp.Embedding.logits` on every rank; without `gather_output` those of this rank's rows.
+
+        The latter are what `vocab_parallel_cross_entropy` takes.
+        """
+        mine = enter(x, self._comm, self.sequence_dim) @ self.weight.mT
+        return gather_from_ranks(mine, self._comm, -1, size=self.vocabulary) if gather_output else mine
 
     def _rows(self, indices: Tensor) -> Tensor:
         """The rows that this rank holds, zeros for the others."""

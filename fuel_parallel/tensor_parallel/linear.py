@@ -10,6 +10,7 @@ from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.layers import Linear
 from fuel_parallel.lazy.ops import creation, manipulation
+from fuel_parallel.lazy.parts import part_of
 from fuel_parallel.lazy.random import Generator
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Parameter, Shard
@@ -238,7 +239,7 @@ def _copy(dense: Module, layer: Module) -> None:
             variable.assign(values[name])
         else:
             ends = zip(variable.shard.start, variable.shape, strict=True)
-            variable.assign(values[name][tuple(slice(start, start + size) for start, size in ends)])
+            variable.assign(part_of(values[name], tuple(range(start, start + size) for start, size in ends)))
 
 
 def _check_last(layer: str, x: Tensor, extent: int) -> None:

@@ -117,7 +117,7 @@ def test_a_checkpoint_is_exported_whole(on_ranks: OnRanks, tmp_path: Path) -> No
         state = {"model": {"w": weight, "n": 3}, "optimizer": fp.optim.AdamW([weight])}
         checkpoint.save(tmp_path / "run", state, step=5, comm=comm)
         if comm.is_root:
-            with pytest.raises(ArgumentError, match=r"w is a part of a tensor of shape \(4, 6\); save a"):
+            with pytest.raises(ArgumentError, match=r"w is a part of a tensor of shape \(4, 6\); give comm="):
                 checkpoint.export_huggingface({"w": weight}, tmp_path / "hf")
 
     on_ranks(4, save)

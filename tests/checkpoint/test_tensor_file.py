@@ -100,6 +100,7 @@ def test_a_box_is_what_slicing_gives(drawn: tuple[tuple[int, ...], Box]) -> None
         (Box((16, 0), (8, 4096)), 8 * 4096 * 4),  # rows
         (Box((0, 2048), (64, 2048)), 64 * 2048 * 4),  # columns, of two pages a row
         (Box((3, 1024), (2, 1024)), 2 * 1024 * 4),  # a page of two rows
+        (Box((3, 7), (16, 128)), 16 * 128 * 4),  # half a kilobyte of a row
         (Box((8, 7), (4, 3)), 4 * 4096 * 4),  # a few columns are read with their rows, and with no other row
         (Box((5, 9), (0, 3)), 0),
     ],

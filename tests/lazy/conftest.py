@@ -108,6 +108,27 @@ def unpicked(x: Array, index: Array) -> Array:
     return np.asarray(x[..., None] * (index[..., None] == np.arange(5)))
 
 
+ENDS = np.array([2, 2, 5])
+"""Of three groups of six rows: one is empty, and the last row is in none."""
+
+
+def grouped(x: Array, matrices: Array, ends: Array) -> Array:
+    group = np.searchsorted(ends, np.arange(len(x)), side="right")
+    padded = np.concatenate([matrices, np.zeros((1, *matrices.shape[1:]))])
+    return np.asarray(np.einsum("ri,rio->ro", x, padded[group]))
+
+
+def grouped_outer(x: ft.Tensor, g: ft.Tensor, ends: ft.Tensor) -> ft.Tensor:
+    """The cotangent of the matrices."""
+    matrices = ft.zeros((ends.shape[0], x.shape[1], g.shape[1]), dtype=x.dtype, device=x.device)
+    return ft.grad(ft.grouped_matmul(x, matrices, ends), matrices, cotangent=g)  # type: ignore[no-any-return]
+
+
+def grouped_outer_of_arrays(x: Array, g: Array, ends: Array) -> Array:
+    starts = [0, *ends[:-1]]
+    return np.stack([x[a:b].T @ g[a:b] for a, b in zip(starts, ends, strict=True)])
+
+
 def attention_weights(q: Array, k: Array) -> Array:
     scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
     return softmax(np.where(np.tril(np.ones(scores.shape[-2:], bool), k.shape[-2] - q.shape[-2]), scores, -np.inf), -1)
@@ -302,6 +323,8 @@ CASES = [
         X,
         ints(4, 2, 3),
     ),
+    case("grouped_matmul", ft.grouped_matmul, grouped, both_signs(6, 2), both_signs(3, 2, 4), ENDS),
+    case("grouped_outer", grouped_outer, grouped_outer_of_arrays, both_signs(6, 2), both_signs(6, 4), ENDS),
     case("attention", attend, attended, CUBE, both_signs(2, 5, 4), both_signs(2, 5, 3)),
     case(
         "attention_backward",

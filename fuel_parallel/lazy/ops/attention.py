@@ -54,7 +54,7 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(q, q, q, causal=True).shape
     (1, 2, 3, 4)
     """
-    _check(query, key, value, mask)
+    check_attention("scaled_dot_product_attention", query, key, value, mask)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     common = creation.result_type(query, key, value)
     query, key, value = (creation.astype(t, common) for t in (query, key, value))
@@ -95,8 +95,8 @@ def dense_attention(
     return manipulation.reshape(result, (*result.shape[:-3], heads, q, value.shape[-1]))
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-    name = "scaled_dot_product_attention"
+def check_attention(name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> None:
+    """Raises the user's error, in the name of a function, where shapes or dtypes do not fit together."""
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if builtins.min(query.ndim, key.ndim, value.ndim) < 3:
         raise ShapeError(f"{name}: expected [..., heads, length, dim], got {shapes}")
@@ -141,11 +141,12 @@ def _kept(query: Any, key: Any) -> int:
 def _attention_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float) -> Any:
     query = inputs[0]
     out = xp.empty((*query.shape[:-1], width(*inputs[:3])), dtype=query.dtype)
-    _attention_into(xp, out, inputs, causal, scale)
+    attention_into(xp, out, inputs, causal, scale)
     return out
 
 
-def _attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float) -> None:
+def attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float) -> None:
+    """What the op gives: the result, the logarithm of each query's sum, and maybe the weights; see `width`."""
     query, key, value, mask = _unpack(xp, inputs)
     out = _batched(out)
     q, k, dim = query.shape[-2], key.shape[-2], value.shape[-1]
@@ -294,19 +295,23 @@ def _infer_backward(inputs: tuple[Spec, ...], causal: builtins.bool, scale: floa
 def _backward_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float) -> Any:
     _, _, query, key, value = inputs[:5]
     out = xp.empty(query.size + key.size + value.size, dtype=query.dtype)
-    _backward_into(xp, out, inputs, causal, scale)
+    attention_backward_into(xp, out, inputs, causal, scale)
     return out
 
 
-def _backward_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float) -> None:
-    """The cotangents of query, key and value, one after the other in one flat array."""
+def attention_backward_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float) -> None:
+    """The cotangents of query, key and value, one after the other in one flat array.
+
+    `inputs` are the cotangent of the result, what the op gave, query, key, value and maybe a mask. Where it kept no
+    weights, the logarithms may be those of sums over more keys than are here.
+    """
     g, y = (_batched(x) for x in inputs[:2])
     query, key, value, mask = _unpack(xp, inputs[2:])
     q, k, dim = query.shape[-2], key.shape[-2], value.shape[-1]
     diagonal = k - q if causal else None
     d_query, d_key, d_value = _parts(out, query.shape, key.shape, value.shape)
     out[...] = 0
-    keeps = _kept(query, key) > 0
+    keeps = y.shape[-1] > dim + 1
     factor = query.dtype.type(scale)
     for heads, kv_heads in _chunks(query, key, causal):
         scaled = query[heads] * factor
@@ -369,7 +374,7 @@ ATTENTION = define(
         _attention_kernel,
         vjp=_attention_vjp,
         variadic=True,
-        into=_attention_into,
+        into=attention_into,
         aliases=False,
         attr_names=("causal", "scale"),
     )
@@ -381,7 +386,7 @@ ATTENTION_BACKWARD = define(
         _backward_kernel,
         vjp=_backward_vjp,
         variadic=True,
-        into=_backward_into,
+        into=attention_backward_into,
         aliases=False,
         attr_names=("causal", "scale"),
     )

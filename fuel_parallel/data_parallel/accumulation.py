@@ -1,0 +1,71 @@
+"""Gradients summed over micro-batches, without communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fuel_parallel.errors import ArgumentError, ShapeError
+from fuel_parallel.lazy import dtypes
+from fuel_parallel.lazy.ops import creation
+from fuel_parallel.lazy.tensor import Tensor
+from fuel_parallel.module import Parameter, Variable
+
+
+class GradientAccumulator:
+    """The sum of the gradients of micro-batches: a large batch in the memory of a small one.
+
+    Realize it after each `add`, and what is held is one sum for each parameter, whatever the number of micro-batches.
+    16-bit gradients are summed in float32. Nothing is sent: average once, what `mean` gives. If each loss is the mean
+    of a micro-batch, and these are of one size, it is the gradient of the mean loss of them together.
+
+    Args:
+        parameters: Of which the gradients are.
+
+    >>> import fuel_parallel.lazy as ft
+    >>> weight = Parameter(2.0)
+    >>> accumulator = GradientAccumulator([weight])
+    >>> for x in (1.0, 5.0):
+    ...     accumulator.add(ft.grad(weight * x, [weight]))
+    >>> [gradient.item() for gradient in accumulator.mean()], accumulator.count
+    ([3.0], 0)
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.count = 0
+        """The number of micro-batches since the last `mean`."""
+        self._sums = [Variable(creation.zeros(p.shape, dtype=_wide(p.dtype), device=p.device)) for p in parameters]
+
+    def add(self, gradients: Sequence[Tensor]) -> None:
+        """Takes the gradients of one micro-batch, one for each parameter, in their order. Computes nothing."""
+        if len(gradients) != len(self._sums):
+            raise ArgumentError(f"add: {len(self._sums)} parameters, but {len(gradients)} gradients")
+        for index, (total, gradient) in enumerate(zip(self._sums, gradients, strict=True)):
+            if gradient.shape != total.shape:
+                raise ShapeError(f"add: parameter {index} has shape {total.shape}, its gradient {gradient.shape}")
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            wide = creation.astype(gradient, total.dtype)
+            total.assign(total + wide if self.count else wide)
+        self.count += 1
+
+    def mean(self) -> list[Tensor]:
+        """The mean of the gradients that were added, lazy; the next `add` begins anew.
+
+        Raises `ArgumentError` if none were.
+        """
+        if not self.count:
+            raise ArgumentError("mean: no gradients were added since the last one; call add for each micro-batch first")
+        count = creation.asarray(np.float64(self.count))  # data: another number of them does not make another plan
+        means = [Tensor(total.node) / creation.astype(count, total.dtype) for total in self._sums]
+        for total in self._sums:
+            total.assign(creation.zeros_like(total))
+        self.count = 0
+        return means
+
+    def __tensors__(self) -> list[Variable]:
+        return self._sums
+
+
+def _wide(dtype: dtypes.DType) -> dtypes.DType:
+    return dtypes.float32 if dtypes.is_half(dtype) else dtype
