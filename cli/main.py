@@ -27,6 +27,7 @@ COMMANDS = {
     "logs": "Show the output of a job of SLURM, and follow it.",
     "trace": "Sum up a trace that `fuelrun --trace FILE` wrote.",
     "plan": "Show the quickest ways to split a model over a machine.",
+    "schedule": "Show, check and compare pipeline schedules.",
     "bench": "Measure collectives on this machine; --tune keeps what is faster.",
     "topology": "Find out and show which devices there are, and how they are linked.",
     "doctor": "Check Python, MPI, launcher and devices, and say how to mend what is wrong.",

@@ -69,17 +69,18 @@ def write_picture(topology: DeviceTopology, path: Path, placement: Placement | N
     """Draws machines, devices and links, with the ranks of a placement. Raises `ArgumentError`, `DataError`."""
     from fuel_parallel.topology.drawing import drawing_canvas
 
-    _write(drawing_canvas(topology, placement), path)
+    write_canvas(drawing_canvas(topology, placement), path)
 
 
 def write_heat_map(topology: DeviceTopology, path: Path) -> None:
     """Draws the bandwidth between each two devices. Raises like `write_picture`."""
     from fuel_parallel.topology.heat_map import heat_map_canvas
 
-    _write(heat_map_canvas(topology), path)
+    write_canvas(heat_map_canvas(topology), path)
 
 
-def _write(canvas: Canvas, path: Path) -> None:
+def write_canvas(canvas: Canvas, path: Path) -> None:
+    """Writes any picture, by the suffix of its file. Raises like `write_picture`."""
     from fuel_parallel.errors import DataError
     from fuel_parallel.topology.canvas import to_svg, write_png
 

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 from fuel_parallel.version import __version__
 
 if TYPE_CHECKING:
-    from fuel_parallel import checkpoint, context_parallel, data_parallel, expert_parallel, lazy, optim, tensor_parallel
+    from fuel_parallel import (
+        checkpoint,
+        context_parallel,
+        data_parallel,
+        expert_parallel,
+        lazy,
+        optim,
+        pipeline_parallel,
+        tensor_parallel,
+    )
     from fuel_parallel.attention import Attention, Rotary
     from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
     from fuel_parallel.errors import FuelError
@@ -63,7 +72,16 @@ _HOME_OF = {
     "quantize": "fuel_parallel.quantization",
     "realize": "fuel_parallel.runtime.realize",
 }
-_SUBMODULES = ("checkpoint", "context_parallel", "data_parallel", "expert_parallel", "lazy", "optim", "tensor_parallel")
+_SUBMODULES = (
+    "checkpoint",
+    "context_parallel",
+    "data_parallel",
+    "expert_parallel",
+    "lazy",
+    "optim",
+    "pipeline_parallel",
+    "tensor_parallel",
+)
 
 __all__ = [
     "Attention",
@@ -98,6 +116,7 @@ __all__ = [
     "on_preempt",
     "optim",
     "partition",
+    "pipeline_parallel",
     "progress",
     "quantize",
     "realize",

@@ -64,6 +64,10 @@ class DataError(FuelError, ValueError):
     """A file or data set that cannot be used: missing, empty, wrongly encoded or too short."""
 
 
+class ScheduleError(FuelError, ValueError):
+    """A pipeline schedule that cannot be read or cannot run; the message names the action and the rank, or the cell."""
+
+
 class CheckpointError(FuelError, RuntimeError):
     """A checkpoint that cannot be written, found or read, or that does not hold what was asked for."""
 

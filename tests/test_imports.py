@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "context_parallel": RANKS | {"module", "attention"},
     "expert_parallel": RANKS | {"module", "experts", "data_parallel"},
     "pipeline_parallel": GROUND,
+    "pipeline_parallel.draw": GROUND | {"topology", "pipeline_parallel"},
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
     "distributed_cache": GROUND,
     "checkpoint": RANKS | {"module", "runtime"},

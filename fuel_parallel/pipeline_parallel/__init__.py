@@ -1,0 +1,48 @@
+"""Pipeline parallelism: schedules as data. One list of actions for each rank is built, proven, timed and drawn.
+
+>>> from fuel_parallel.pipeline_parallel import build, check, lower, simulate
+>>> schedule = lower(build("1f1b", num_ranks=4, num_microbatches=8))
+>>> check(schedule)
+>>> simulate(schedule).total
+33.0
+"""
+
+from fuel_parallel.pipeline_parallel.actions import Action, ActionKind, parse_action, parse_actions, text_of
+from fuel_parallel.pipeline_parallel.assignment import StageAssignment
+from fuel_parallel.pipeline_parallel.builders import PipelineConfig, ScheduleKind, build
+from fuel_parallel.pipeline_parallel.check import check
+from fuel_parallel.pipeline_parallel.lower import lower, with_reductions
+from fuel_parallel.pipeline_parallel.schedule import Schedule, ScheduleStep, StageOp, loop, v_shape
+from fuel_parallel.pipeline_parallel.schedule_file import from_csv, read_csv, to_csv
+from fuel_parallel.pipeline_parallel.search import Candidate, Workload, search
+from fuel_parallel.pipeline_parallel.simulate import Costs, Span, Timeline, simulate
+
+__all__ = [
+    "Action",
+    "ActionKind",
+    "Candidate",
+    "Costs",
+    "PipelineConfig",
+    "Schedule",
+    "ScheduleKind",
+    "ScheduleStep",
+    "Span",
+    "StageAssignment",
+    "StageOp",
+    "Timeline",
+    "Workload",
+    "build",
+    "check",
+    "from_csv",
+    "loop",
+    "lower",
+    "parse_action",
+    "parse_actions",
+    "read_csv",
+    "search",
+    "simulate",
+    "text_of",
+    "to_csv",
+    "v_shape",
+    "with_reductions",
+]

@@ -1,0 +1,199 @@
+"""What a schedule takes: a list scheduler that starts each action when its rank is free and what it waits for is there.
+
+The *bubble ratio* is idle time by total time: of the time of all ranks, from the first action of any to the last of
+any, the share in which they do not compute. With a backward twice a forward that is exactly (S-1)/(M+S-1) for GPipe and
+1F1B. Papers on zero-bubble schedules count from the first action to the last *of a rank*, for the next step can follow
+at once on it; that is `span`, and `bubble_ratio_of_span`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fuel_parallel.errors import ArgumentError, ScheduleError
+from fuel_parallel.pipeline_parallel.actions import COMPUTE, RECEIVES, RELEASES, SENDS, Action, ActionKind
+from fuel_parallel.pipeline_parallel.dependencies import Dependencies, known_as, partner, walk, why_stalled
+
+if TYPE_CHECKING:
+    from fuel_parallel.pipeline_parallel.schedule import Schedule
+
+PerStage = float | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What actions cost, in any one unit of time: a number for all stages, or one for each.
+
+    Args:
+        forward: A forward of one micro-batch.
+        backward_input: The part of a backward that makes the gradient of the stage's input.
+        backward_weight: The part that makes the gradients of its weights; a whole backward takes both.
+        message: A message between two ranks: the activations of one micro-batch, or their gradients.
+        reduce: Averaging the gradients of a stage over its replicas.
+        activations: What a stage holds of one micro-batch until its backward has ended, in any unit of memory.
+    """
+
+    forward: PerStage = 1.0
+    backward_input: PerStage = 1.0
+    backward_weight: PerStage = 1.0
+    message: float = 0.0
+    reduce: PerStage = 0.0
+    activations: PerStage = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An action and its time."""
+
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each rank does what, and what follows from that."""
+
+    ranks: tuple[tuple[Span, ...], ...]
+    peak_memory: tuple[float, ...]
+    """Of each rank: the most that activations take at once, in the unit of `Costs.activations`."""
+
+    @property
+    def total(self) -> float:
+        """From the first action of any rank, at 0, to the end of the last of any."""
+        return max((spans[-1].end for spans in self.ranks if spans), default=0.0)
+
+    @property
+    def span(self) -> float:
+        """From the first action of a rank to the end of its last; of the rank for which that is longest."""
+        return max((spans[-1].end - spans[0].start for spans in self.ranks if spans), default=0.0)
+
+    def busy(self, rank: int) -> float:
+        """The time in which a rank computes."""
+        return sum(span.end - span.start for span in self.ranks[rank] if span.action.kind in COMPUTE)
+
+    def bubble_ratio(self) -> float:
+        """Idle time by `total`, over all ranks."""
+        return self._idle_share(self.total)
+
+    def bubble_ratio_of_span(self) -> float:
+        """Idle time by `span`, over all ranks: what is lost when steps follow each other rank by rank."""
+        return self._idle_share(self.span)
+
+    def _idle_share(self, time: float) -> float:
+        busy = sum(self.busy(rank) for rank in range(len(self.ranks)))
+        return 1 - busy / (time * len(self.ranks)) if time else 0.0
+
+
+def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
+    """The time line of a schedule.
+
+    Where sends and receives are in it (see `lower`), they are blocking: both ranks stand still for each message. Where
+    none are, messages travel while ranks compute, those from one rank to another one after the other.
+
+    Raises `ScheduleError` when the schedule cannot run, `ArgumentError` when costs are not of its stages.
+
+    >>> from fuel_parallel.pipeline_parallel import build, lower
+    >>> schedule = build("1f1b", num_ranks=4, num_microbatches=8)
+    >>> timeline = simulate(schedule)
+    >>> timeline.total, round(timeline.bubble_ratio(), 3), timeline.peak_memory
+    (33.0, 0.273, (4.0, 3.0, 2.0, 1.0))
+    >>> messages = Costs(message=0.1)
+    >>> round(simulate(schedule, messages).total, 3), round(simulate(lower(schedule), messages).total, 3)
+    (34.6, 36.5)
+    """
+    costs = Costs() if costs is None else costs
+    durations = _durations(schedule, costs)
+    held = _per_stage("activations", costs.activations, schedule)
+    found = walk(schedule)
+    if not found.complete:
+        raise ScheduleError(why_stalled(schedule, found))
+    clock = _Clock(schedule, durations, float(costs.message))
+    for rank, position in found.sequence:
+        clock.run(rank, schedule.orders[rank][position])
+    memory = tuple(_peak_memory(order, held) if schedule.has_backward else 0.0 for order in schedule.orders)
+    return Timeline(tuple(map(tuple, clock.spans)), memory)
+
+
+class _Clock:
+    """Gives actions their times, in an order in which they can happen."""
+
+    def __init__(self, schedule: Schedule, durations: dict[ActionKind, list[float]], message: float) -> None:
+        self.placement, self.durations, self.message = schedule.placement, durations, message
+        self.dependencies = Dependencies(schedule)
+        self.spans: list[list[Span]] = [[] for _ in schedule.orders]
+        self.free = [0.0] * schedule.num_ranks
+        self.ends: dict[Action, float] = {}
+        self.arrivals: dict[Action, float] = {}  # of what has gone to another rank by itself
+        self.link_free: dict[tuple[int, int], float] = {}
+
+    def run(self, rank: int, action: Action) -> None:
+        if action.kind in RECEIVES:
+            return  # its send has seen to it
+        start = max([self.free[rank], *(self._there(need, rank) for need in self.dependencies.needs(action))])
+        if action.kind in SENDS:
+            receive = partner(action)
+            other = self.placement[receive.stage]
+            start = max(start, self.free[other])
+            self._note(rank, action, start, start + self.message)
+            self._note(other, receive, start, start + self.message)
+            return
+        self._note(rank, action, start, start + self.durations[action.kind][action.stage])
+        if not self.dependencies.messages:
+            self._dispatch(rank, action)
+
+    def _note(self, rank: int, action: Action, start: float, end: float) -> None:
+        self.spans[rank].append(Span(action, start, end))
+        self.free[rank] = self.ends[known_as(action)] = end
+
+    def _dispatch(self, rank: int, action: Action) -> None:
+        """Lets the result of an action go to the rank that needs it, behind what is on its way there."""
+        product = known_as(action)
+        step = {ActionKind.FORWARD: 1, ActionKind.BACKWARD_INPUT: -1}.get(product.kind, 0)
+        stage = action.stage + step
+        if step and 0 <= stage < len(self.placement) and self.placement[stage] != rank:
+            link = rank, self.placement[stage]
+            arrival = max(self.ends[product], self.link_free.get(link, 0.0)) + self.message
+            self.link_free[link] = self.arrivals[product] = arrival
+
+    def _there(self, need: Action, rank: int) -> float:
+        return self.ends[need] if self.placement[need.stage] == rank else self.arrivals[need]
+
+
+def _durations(schedule: Schedule, costs: Costs) -> dict[ActionKind, list[float]]:
+    forward, of_input, of_weight, reduce = (
+        _per_stage(name, getattr(costs, name), schedule)
+        for name in ("forward", "backward_input", "backward_weight", "reduce")
+    )
+    _per_stage("message", costs.message, schedule)
+    return {
+        ActionKind.FORWARD: forward,
+        ActionKind.BACKWARD_INPUT: of_input,
+        ActionKind.BACKWARD_WEIGHT: of_weight,
+        ActionKind.BACKWARD: [i + w for i, w in zip(of_input, of_weight, strict=True)],
+        ActionKind.REDUCE_GRAD: reduce,
+    }
+
+
+def _per_stage(name: str, cost: PerStage, schedule: Schedule) -> list[float]:
+    stages = schedule.num_stages
+    values = [float(cost)] * stages if isinstance(cost, int | float) else [float(value) for value in cost]
+    if len(values) != stages or not all(0 <= value < float("inf") for value in values):
+        raise ArgumentError(
+            f"Costs({name}={cost!r}): expected a number of 0 or more, or one for each of the {stages} stages of "
+            f"{schedule.name}"
+        )
+    return values
+
+
+def _peak_memory(order: Sequence[Action], activations: Sequence[float]) -> float:
+    now = most = 0.0
+    for action in order:
+        if action.kind is ActionKind.FORWARD:
+            now += activations[action.stage]
+        elif action.kind in RELEASES:
+            now -= activations[action.stage]
+        most = max(most, now)
+    return most
