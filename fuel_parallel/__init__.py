@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fuel_parallel.version import __version__
 
 if TYPE_CHECKING:
-    from fuel_parallel import checkpoint, data_parallel, lazy, optim, tensor_parallel
+    from fuel_parallel import checkpoint, data_parallel, distributed_cache, lazy, optim, tensor_parallel
     from fuel_parallel.attention import Attention, Rotary
     from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
     from fuel_parallel.errors import FuelError
@@ -57,7 +57,7 @@ _HOME_OF = {
     "progress": "fuel_parallel.progress_bar",
     "realize": "fuel_parallel.runtime.realize",
 }
-_SUBMODULES = ("checkpoint", "data_parallel", "lazy", "optim", "tensor_parallel")
+_SUBMODULES = ("checkpoint", "data_parallel", "distributed_cache", "lazy", "optim", "tensor_parallel")
 
 __all__ = [
     "Attention",
@@ -81,6 +81,7 @@ __all__ = [
     "__version__",
     "checkpoint",
     "data_parallel",
+    "distributed_cache",
     "init",
     "lazy",
     "memory_stats",
