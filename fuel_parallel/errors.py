@@ -66,3 +66,11 @@ class DataError(FuelError, ValueError):
 
 class CheckpointError(FuelError, RuntimeError):
     """A checkpoint that cannot be written, found or read, or that does not hold what was asked for."""
+
+
+class CacheError(FuelError, RuntimeError):
+    """A page, prefix or sequence of a KV cache that is used when it is not there: freed, ended, never begun."""
+
+
+class OutOfPagesError(CacheError):
+    """A KV cache has no page left that it could give; nothing was changed."""

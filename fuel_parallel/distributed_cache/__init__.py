@@ -5,6 +5,7 @@ for the layers and heads that the rank has. All ranks of a group take the same d
 number means the same tokens on all of them. docs/kv-cache.md tells how it fits together.
 """
 
+from fuel_parallel.distributed_cache.pages import PageLayout, PagePool
 from fuel_parallel.distributed_cache.protocol import (
     CacheRoutingHint,
     CacheShardInfo,
@@ -15,13 +16,18 @@ from fuel_parallel.distributed_cache.protocol import (
     ShardUpdated,
     SyncEvent,
 )
+from fuel_parallel.distributed_cache.sequences import PageCopy, SequenceTable
 
 __all__ = [
     "CacheRoutingHint",
     "CacheShardInfo",
     "CacheSyncProtocol",
     "FlushAll",
+    "PageCopy",
+    "PageLayout",
+    "PagePool",
     "PrefixConfirmed",
+    "SequenceTable",
     "ShardEvicted",
     "ShardUpdated",
     "SyncEvent",
