@@ -6,6 +6,7 @@ number means the same tokens on all of them. docs/kv-cache.md tells how it fits 
 """
 
 from fuel_parallel.distributed_cache.pages import PageLayout, PagePool
+from fuel_parallel.distributed_cache.prefixes import CacheStatistics, EvictedPage, Match, PrefixCache
 from fuel_parallel.distributed_cache.protocol import (
     CacheRoutingHint,
     CacheShardInfo,
@@ -17,18 +18,26 @@ from fuel_parallel.distributed_cache.protocol import (
     SyncEvent,
 )
 from fuel_parallel.distributed_cache.sequences import PageCopy, SequenceTable
+from fuel_parallel.distributed_cache.spill import FileSpill, HostSpill, SpillStore
 
 __all__ = [
     "CacheRoutingHint",
     "CacheShardInfo",
+    "CacheStatistics",
     "CacheSyncProtocol",
+    "EvictedPage",
+    "FileSpill",
     "FlushAll",
+    "HostSpill",
+    "Match",
     "PageCopy",
     "PageLayout",
     "PagePool",
+    "PrefixCache",
     "PrefixConfirmed",
     "SequenceTable",
     "ShardEvicted",
     "ShardUpdated",
+    "SpillStore",
     "SyncEvent",
 ]
