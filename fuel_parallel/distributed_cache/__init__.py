@@ -5,6 +5,8 @@ for the layers and heads that the rank has. All ranks of a group take the same d
 number means the same tokens on all of them. docs/kv-cache.md tells how it fits together.
 """
 
+from fuel_parallel.distributed_cache.agreement import Follower, Leader, Orders, Report
+from fuel_parallel.distributed_cache.group import CacheGroup, CacheStep
 from fuel_parallel.distributed_cache.pages import PageLayout, PagePool
 from fuel_parallel.distributed_cache.prefixes import CacheStatistics, EvictedPage, Match, PrefixCache
 from fuel_parallel.distributed_cache.protocol import (
@@ -17,24 +19,50 @@ from fuel_parallel.distributed_cache.protocol import (
     ShardUpdated,
     SyncEvent,
 )
+from fuel_parallel.distributed_cache.replica import (
+    Admit,
+    CacheConfig,
+    CacheReplica,
+    Command,
+    Confirm,
+    End,
+    Extend,
+    Fork,
+    Outcome,
+)
 from fuel_parallel.distributed_cache.sequences import PageCopy, SequenceTable
 from fuel_parallel.distributed_cache.spill import FileSpill, HostSpill, SpillStore
 
 __all__ = [
+    "Admit",
+    "CacheConfig",
+    "CacheGroup",
+    "CacheReplica",
     "CacheRoutingHint",
     "CacheShardInfo",
     "CacheStatistics",
+    "CacheStep",
     "CacheSyncProtocol",
+    "Command",
+    "Confirm",
+    "End",
     "EvictedPage",
+    "Extend",
     "FileSpill",
     "FlushAll",
+    "Follower",
+    "Fork",
     "HostSpill",
+    "Leader",
     "Match",
+    "Orders",
+    "Outcome",
     "PageCopy",
     "PageLayout",
     "PagePool",
     "PrefixCache",
     "PrefixConfirmed",
+    "Report",
     "SequenceTable",
     "ShardEvicted",
     "ShardUpdated",

@@ -1,6 +1,7 @@
 """Where the content of evicted pages can go: host memory, files, or one after the other.
 
-A rank saves its own part of a page when it is evicted (`EvictedPage`), under the page's hash, and may load it when a later prompt has the same hash. What every rank could load counts as written, and nothing else.
+A rank saves its own part of a page when it is evicted (`EvictedPage`), under the page's hash, and may load it when a
+later prompt has the same hash. What every rank could load counts as written, and nothing else.
 """
 
 from __future__ import annotations

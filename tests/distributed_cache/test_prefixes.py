@@ -83,9 +83,9 @@ class CacheMachine(RuleBasedStateMachine):
         nodes = self.nodes(tenant, prompt)
         own = self.table.pages(sequence)[: len(nodes)]
         places = self.cache.insert(tenant, token_array(prompt[: len(nodes) * self.TOKENS]), own)
-        assert places.tolist() == [
-            self.page_of.setdefault(node, page) for node, page in zip(nodes, own.tolist(), strict=True)
-        ]
+        for node, page in zip(nodes, own.tolist(), strict=True):
+            self.page_of.setdefault(node, page)
+        assert places.tolist() == [self.page_of[node] for node in nodes]
         self.table.replace(sequence, 0, places)
         self.settle()
         self.cache.let_go(self.table.end(sequence))
