@@ -7,6 +7,7 @@ number means the same tokens on all of them. docs/kv-cache.md tells how it fits 
 
 from fuel_parallel.distributed_cache.agreement import Follower, Leader, Orders, Report
 from fuel_parallel.distributed_cache.group import CacheGroup, CacheStep
+from fuel_parallel.distributed_cache.hashing import PageHashes
 from fuel_parallel.distributed_cache.pages import PageLayout, PagePool
 from fuel_parallel.distributed_cache.prefixes import CacheStatistics, EvictedPage, Match, PrefixCache
 from fuel_parallel.distributed_cache.protocol import (
@@ -30,7 +31,9 @@ from fuel_parallel.distributed_cache.replica import (
     Fork,
     Outcome,
 )
+from fuel_parallel.distributed_cache.routing import PrefixDigest, Router, RoutingPolicy
 from fuel_parallel.distributed_cache.sequences import PageCopy, SequenceTable
+from fuel_parallel.distributed_cache.simulation import Request, SimulationResult, TraceConfig, chat_trace, simulate
 from fuel_parallel.distributed_cache.spill import FileSpill, HostSpill, SpillStore
 
 __all__ = [
@@ -58,14 +61,23 @@ __all__ = [
     "Orders",
     "Outcome",
     "PageCopy",
+    "PageHashes",
     "PageLayout",
     "PagePool",
     "PrefixCache",
     "PrefixConfirmed",
+    "PrefixDigest",
     "Report",
+    "Request",
+    "Router",
+    "RoutingPolicy",
     "SequenceTable",
     "ShardEvicted",
     "ShardUpdated",
+    "SimulationResult",
     "SpillStore",
     "SyncEvent",
+    "TraceConfig",
+    "chat_trace",
+    "simulate",
 ]

@@ -74,3 +74,10 @@ def test_the_start_up_is_timed_side_by_side() -> None:
     assert found["fuelrun_ms"] > 0
     assert found["mpirun_ms"] > 0
     assert found["torchrun"] == "skipped: no Python with torch was named (--torch-python)"
+
+
+def test_the_kv_cache_reports_look_ups_and_routing() -> None:
+    found = report("kv_cache.py", "--pages", "3000", "--rounds", "2", "--chats", "10", "--replicas", "2")
+    assert all(time > 0 for time in found["look_ups"]["3000"].values())
+    assert len(found["routing"]) == 6
+    assert all(0 < one["hit_rate"] < 1 and one["imbalance"] >= 0 for one in found["routing"])

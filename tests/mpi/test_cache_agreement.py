@@ -1,4 +1,4 @@
-"""The ranks of a job share one cache: the same outcomes everywhere, reuse only of what all hold, and flush after a loss."""
+"""The ranks of a job share one cache: equal outcomes, reuse only of what all hold, and a flush after a loss."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_rank_that_lost_its_pages_flushes_all(group: CacheGroup, lost: int) ->
     for _ in range(2):
         group.step()
     assert len(group.replica.prefixes) == 2
-    if RANK == lost:
+    if lost == RANK:
         group.rejoin()
     for _ in range(4):
         after = group.step().era
