@@ -140,7 +140,7 @@ class PagePool:
         if len(left) and left.min() < 0:
             np.add.at(self._owners, pages, 1)
             raise CacheError(f"PagePool: page {int(pages[left.argmin()])} is freed more often than it has owners")
-        freed = pages[left == 0]
+        freed: Pages = pages[left == 0]
         if len(np.unique(freed)) < len(freed):
             freed = np.array(list(dict.fromkeys(freed.tolist())), np.int32)
         # Backwards, so that they are given out again in this order.

@@ -1,7 +1,7 @@
 """Which of several replicas of a model gets a request: the one that has most of its prompt, or the one that is idle.
 
-Replicas tell what they have by a `PrefixDigest`: the first bits of the hash of each cached page, sorted. With b bits and
-n pages an uncached page is taken for a cached one with probability n / 2**b at most; that costs a worse choice, never a
+Replicas tell what they have by a `PrefixDigest`: the first bits of the hash of each cached page, sorted. With b bits
+and n pages an uncached page is taken for a cached one with probability n / 2**b at most; that costs a worse choice, never a
 wrong result, for the replica looks again.
 
 A router may be wrong about loads in only one way that matters: it must not pile all onto one replica because that has
@@ -159,4 +159,5 @@ class Router:
 def _truncated(hashes: bytes, bits: int) -> np.ndarray[Any, Any]:
     """The first bits of each hash, as a number."""
     rows = np.frombuffer(hashes, np.uint8).reshape(-1, 16)
-    return np.ascontiguousarray(rows[:, : bits // 8]).view(_DTYPES[bits]).reshape(-1)
+    numbers: np.ndarray[Any, Any] = np.ascontiguousarray(rows[:, : bits // 8]).view(_DTYPES[bits]).reshape(-1)
+    return numbers

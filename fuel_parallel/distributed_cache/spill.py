@@ -57,13 +57,15 @@ class HostSpill:
     def save(self, page_hash: bytes, content: bytes) -> None:
         """Keeps a page's content; what no longer fits goes below."""
         self.discard(page_hash)
-        self._pages[page_hash] = content
-        self.used_bytes += len(content)
-        while self.used_bytes > self.budget_bytes:
+        if len(content) > self.budget_bytes:
+            self._push(page_hash, content)
+            return
+        while self.used_bytes + len(content) > self.budget_bytes:
             oldest, pushed = self._pages.popitem(last=False)
             self.used_bytes -= len(pushed)
-            if self.below is not None:
-                self.below.save(oldest, pushed)
+            self._push(oldest, pushed)
+        self._pages[page_hash] = content
+        self.used_bytes += len(content)
 
     def load(self, page_hash: bytes) -> bytes | None:
         """The content, or None. What comes from below stays there."""
@@ -77,6 +79,10 @@ class HostSpill:
         self.used_bytes -= len(self._pages.pop(page_hash, b""))
         if self.below is not None:
             self.below.discard(page_hash)
+
+    def _push(self, page_hash: bytes, content: bytes) -> None:
+        if self.below is not None:
+            self.below.save(page_hash, content)
 
 
 class FileSpill:

@@ -213,6 +213,20 @@ def test_a_store_gives_back_what_fits(kind: str, tmp_path: Path) -> None:
     assert store.load(bytes([4] * 16)) is None
 
 
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 40)), max_size=20), st.integers(0, 60))
+def test_a_store_never_takes_more_than_its_budget(saves: list[tuple[int, int]], budget: int) -> None:
+    store, newest = HostSpill(budget), dict[bytes, bytes]()
+    for name, size in saves:
+        newest[bytes([name])] = bytes(size)
+        store.save(bytes([name]), bytes(size))
+        held = {key: store.load(key) for key in newest if key in store}
+        assert store.used_bytes == sum(len(content or b"") for content in held.values()) <= budget
+        assert all(content == newest[key] for key, content in held.items())
+        assert (bytes([name]) in store) == (size <= budget)
+    with pytest.raises(ArgumentError, match="budget is 0 bytes or more, not -1"):
+        HostSpill(-1)
+
+
 def test_a_damaged_file_was_never_there(tmp_path: Path) -> None:
     store = FileSpill(tmp_path, 10_000)
     for name in (b"a", b"b", b"c", b"d"):
