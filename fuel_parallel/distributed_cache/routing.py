@@ -1,8 +1,8 @@
 """Which of several replicas of a model gets a request: the one that has most of its prompt, or the one that is idle.
 
 Replicas tell what they have by a `PrefixDigest`: the first bits of the hash of each cached page, sorted. With b bits
-and n pages an uncached page is taken for a cached one with probability n / 2**b at most; that costs a worse choice, never a
-wrong result, for the replica looks again.
+and n pages an uncached page is taken for a cached one with probability n / 2**b at most; that costs a worse choice,
+never a wrong result, for the replica looks again.
 
 A router may be wrong about loads in only one way that matters: it must not pile all onto one replica because that has
 the popular prefix. No request goes to a replica whose load is above (1 + `imbalance`) times the mean, as with
