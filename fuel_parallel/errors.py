@@ -74,3 +74,11 @@ class CheckpointError(FuelError, RuntimeError):
 
 class ReplicaError(FuelError, RuntimeError):
     """Replicas of a model that no longer hold the same."""
+
+
+class CacheError(FuelError, RuntimeError):
+    """A page, prefix or sequence of a KV cache that is used when it is not there: freed, ended, never begun."""
+
+
+class OutOfPagesError(CacheError):
+    """A KV cache has no page left that it could give; nothing was changed."""

@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline_parallel.draw": GROUND | {"topology", "pipeline_parallel"},
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
     "distributed_cache": GROUND,
+    "distributed_cache.group": RANKS | {"distributed_cache"},
     "checkpoint": RANKS | {"module", "runtime"},
 }
 

@@ -85,3 +85,10 @@ def test_embeddings_are_timed_on_each_mesh() -> None:
     assert alone["ours_ms"] > 0
     assert cut["ours_ms"] > 0
     assert alone["means"]["ours"] == pytest.approx(cut["means"]["ours"], abs=1e-7)
+
+
+def test_the_kv_cache_reports_look_ups_and_routing() -> None:
+    found = report("kv_cache.py", "--pages", "3000", "--rounds", "2", "--chats", "10", "--replicas", "2")
+    assert all(time > 0 for time in found["look_ups"]["3000"].values())
+    assert len(found["routing"]) == 6
+    assert all(0 < one["hit_rate"] < 1 and one["imbalance"] >= 0 for one in found["routing"])
