@@ -70,7 +70,7 @@ class Mesh:
         """
         from fuel_parallel.comm.world import init
 
-        return cls(init() if comm is None else comm, **_sizes_in(text, "--mesh"))
+        return cls(init() if comm is None else comm, order=None, **_sizes_in(text, "--mesh"))
 
     @property
     def size(self) -> int:
