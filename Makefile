@@ -4,8 +4,8 @@
 #   make test          unit tests, MPI tests on 1 to 4 ranks (Open MPI), doctests
 #   make test-mpich    the MPI tests under MPICH, in an environment of its own
 #   make stress        what takes too long for every change: thousands of random programs and hundreds of kills under
-#                      both MPIs, placements against many random searches, thousands of pipeline schedules, all tests of
-#                      the runtime with each pass off
+#                      both MPIs, placements against many random searches, thousands of pipeline schedules, a KV cache through
+#                      400,000 steps with faults, all tests of the runtime with each pass off
 #   make lint types    ruff; mypy on the installed package
 #   make docs          the documentation, into docs/_build/html
 #   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)
@@ -99,6 +99,7 @@ stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
 	    part "random programs and kills, $$venv" $$venv/bin/python -m pytest -s tests/stress $(PYTEST_OPTIONS); \
 	    part "two machines, $$venv" env FUEL_STRESS_HOSTS=10 $$venv/bin/python -m pytest tests/hosts $(PYTEST_OPTIONS); \
 	done; \
+	part "KV cache, many steps with faults" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/distributed_cache/test_agreement.py $(PYTEST_OPTIONS); \
 	part "placement, many searches" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/topology/test_placement.py $(PYTEST_OPTIONS); \
 	part "thousands of pipeline schedules" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/pipeline_parallel $(PYTEST_OPTIONS); \
 	for passes in none $(addprefix -,$(PASSES)); do \

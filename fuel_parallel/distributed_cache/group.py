@@ -92,7 +92,10 @@ class CacheGroup:
         self._leader("flush").flush()
 
     def wrote(self, sequence: int, num_tokens: int) -> None:
-        """This rank holds keys and values of the first tokens of a sequence, in all its layers; on every rank."""
+        """This rank holds keys and values of the first tokens of a sequence, in all its layers; on every rank.
+
+        Of a sequence that has ended here, or was flushed, nothing is told.
+        """
         if sequence in self.replica.table:
             self._member.wrote(sequence, num_tokens)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -97,11 +96,6 @@ class _Text:
     pending: bytearray = field(default_factory=bytearray)
 
 
-class _Room(NamedTuple):
-    needed: int
-    available: int
-
-
 class CacheReplica:
     """The pool, the sequences and the prefixes of one rank.
 
@@ -167,7 +161,7 @@ class CacheReplica:
         reused = len(found.pages) * self.config.page_tokens
         needed = -(-(len(tokens) - reused) // self.config.page_tokens)
         room = self.pool.free_count + self.prefixes.evictable_count - self.prefixes.count_evictable(found)
-        self._check_room(command.sequence, _Room(needed, room))
+        self._check_room(command.sequence, needed, room)
         self.table.begin(command.sequence, found.pages)
         self.prefixes.take(found, len(tokens))
         evicted = self._make_room(needed)
@@ -180,7 +174,7 @@ class CacheReplica:
         text, tokens = self._text(command.sequence), _decoded(command.tokens)
         length = self.table.length(command.sequence)
         needed = self.table.pages_needed(command.sequence, len(tokens))
-        self._check_room(command.sequence, _Room(needed, self.pool.free_count + self.prefixes.evictable_count))
+        self._check_room(command.sequence, needed, self.pool.free_count + self.prefixes.evictable_count)
         evicted = self._make_room(needed)
         copies = self.table.extend(command.sequence, len(tokens))
         text.pending += command.tokens
@@ -226,10 +220,10 @@ class CacheReplica:
         shared = [index for index, page in enumerate(own.tolist()) if self.pool.owners(page) > 1]
         return own[: shared[0]] if shared else own
 
-    def _check_room(self, sequence: int, room: _Room) -> None:
-        if room.needed > room.available:
+    def _check_room(self, sequence: int, needed: int, available: int) -> None:
+        if needed > available:
             raise OutOfPagesError(
-                f"sequence {sequence} needs {room.needed} pages, {room.available} of {self.pool.num_pages} are free or "
+                f"sequence {sequence} needs {needed} pages, {available} of {self.pool.num_pages} are free or "
                 "can be evicted; wait until others end, end one, or give the cache more memory"
             )
 

@@ -352,6 +352,68 @@ def test_a_rank_that_is_further_behind_than_the_log_flushes_all() -> None:
     assert leader.era > era
 
 
+def joined(*commands: Command) -> tuple[Leader, Follower]:
+    """Two ranks that have applied some commands, and both know it."""
+    leader, follower = Leader(2, CONFIG, 1), Follower(1, CONFIG, 1)
+    for command in commands:
+        leader.submit(command)
+    leader.take_in(follower.report())
+    follower.receive(leader.orders())
+    return leader, follower
+
+
+def test_what_was_written_for_a_sequence_is_not_held_for_another_of_its_number() -> None:
+    leader, follower = joined(Admit(1, encoded([1, 2, 3])))
+    follower.wrote(1, 3)
+    late = follower.report()
+    leader.submit(End(1))
+    leader.submit(Admit(1, encoded([4, 5, 6])))
+    leader.wrote(1, 3)
+    leader.take_in(leader.report(), late)
+    assert leader.replica.confirmed_tokens(1) == 0
+    follower.receive(leader.orders())
+    follower.wrote(1, 3)
+    leader.take_in(follower.report())
+    assert leader.replica.confirmed_tokens(1) == 2
+
+
+def test_orders_to_a_rank_before_it_was_started_again_are_not_for_it() -> None:
+    leader, _ = joined(Admit(1, encoded([1, 2, 3])))
+    again = Follower(1, CONFIG, 2)
+    assert again.receive(leader.orders()) == []
+    assert (again.era, again.replica.applied) == ((0, 0), 0)
+
+
+def test_a_late_report_takes_nothing_back() -> None:
+    leader, follower = joined(Admit(1, encoded([1, 2, 3])))
+    late = follower.report()
+    leader.submit(End(1))
+    follower.receive(leader.orders())
+    era = leader.era
+    leader.take_in(leader.report(), follower.report())
+    assert leader.orders().commands == ()
+    leader.take_in(late)
+    assert leader.era == era
+    assert leader.orders().commands == ()
+
+
+def test_a_page_that_forks_share_is_cached_when_one_of_them_is_left() -> None:
+    replica = CacheReplica(CONFIG)
+    replica.apply(Admit(1, encoded([1, 2, 3, 4, 5])))
+    replica.apply(Fork(1, 2))
+    replica.apply(Admit(3, encoded([1, 2, 9])))
+    replica.apply(Confirm(3, 2))
+    # Cached now, the page of 3 and 4 would follow one that sequence 2 does not own.
+    assert not replica.can_confirm(1, 4)
+    replica.apply(Confirm(1, 4))
+    assert replica.confirmed_tokens(1) == 0
+    replica.apply(End(1))
+    assert replica.apply(Confirm(2, 4)).pages[0] == replica.table.pages(3)[0]
+    replica.apply(End(2))
+    replica.apply(End(3))
+    assert replica.apply(Admit(4, encoded([1, 2, 3, 4, 5]))).reused_tokens == 4
+
+
 def test_mistakes_are_errors_and_change_nothing() -> None:
     replica = CacheReplica(CONFIG)
     replica.apply(Admit(1, encoded([1, 2, 3])))

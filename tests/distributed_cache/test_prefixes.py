@@ -154,6 +154,23 @@ def test_a_collision_is_no_hit() -> None:
     assert len(cache) == 2
 
 
+class SameLaterHashes(PageHashes):
+    """Only first pages can be told apart by their hashes."""
+
+    def chain(self, tenant, tokens, before=None):
+        for index in range(len(tokens) // self.page_tokens):
+            yield bytes([tokens[0] if index == 0 and before is None else 255] * 16)
+
+
+def test_the_same_tokens_after_others_are_no_hit() -> None:
+    pool, cache = small_cache()
+    cache.hashes = SameLaterHashes(2, b"")
+    cache.insert("", token_array([1, 1, 3, 4]), pool.allocate(2))
+    cache.insert("", token_array([2, 2]), pool.allocate(1))
+    assert cache.match("", [1, 1, 3, 4]).pages.tolist() == [0, 1]
+    assert cache.match("", [2, 2, 3, 4]).pages.tolist() == [2]
+
+
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=4, max_size=12))
 def test_a_tenant_cannot_tell_what_others_have(tokens: list[int]) -> None:
     def hashes(tenant: str, secret: bytes) -> list[bytes]:
