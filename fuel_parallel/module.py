@@ -46,6 +46,17 @@ class Shard:
         )
 
 
+@dataclass(frozen=True)
+class RowShard(Shard):
+    """The rows that this rank holds of a parameter that data-parallel ranks share (ZeRO).
+
+    Args:
+        outer: Which part of a larger tensor that parameter is itself, under tensor parallelism; None if it is whole.
+    """
+
+    outer: Shard | None = None
+
+
 class Variable(Tensor):
     """A tensor that can be pointed at a new value: the state of a model or of an optimizer.
 

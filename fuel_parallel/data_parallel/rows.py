@@ -20,7 +20,7 @@ from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy.node import Shape
 from fuel_parallel.lazy.ops import manipulation
 from fuel_parallel.lazy.tensor import Tensor
-from fuel_parallel.module import Parameter, Shard
+from fuel_parallel.module import Parameter, RowShard, Shard
 from fuel_parallel.partitioning import partition
 
 
@@ -47,14 +47,14 @@ def shard_of_rows(shape: Shape, outer: Shard | None, comm: Communicator) -> Shar
         return outer
     mine = rows_of(shape, comm)
     if outer is None:
-        return Shard(shape, (mine.start, *[0] * (len(shape) - 1)))
+        return RowShard(shape, (mine.start, *[0] * (len(shape) - 1)))
     start = (outer.start[0] + mine.start, *outer.start[1:])
-    if outer.owned is None:
-        return Shard(outer.global_shape, start)
-    owned = range(shape[0])[outer.owned[0]]
-    here = range(max(owned.start, mine.start), max(owned.start, mine.start, min(owned.stop, mine.stop)))
-    rows = slice(min(here.start, mine.stop) - mine.start, min(here.stop, mine.stop) - mine.start)
-    return Shard(outer.global_shape, start, (rows, *outer.owned[1:]))
+    owned = outer.owned
+    if owned is not None:
+        counted = range(shape[0])[owned[0]]
+        first, last = (min(max(row, mine.start), mine.stop) - mine.start for row in (counted.start, counted.stop))
+        owned = (slice(first, last), *owned[1:])
+    return RowShard(outer.global_shape, start, owned, outer)
 
 
 def check_same(function: str, parameters: Sequence[Parameter], comm: Communicator) -> None:

@@ -14,7 +14,7 @@ from fuel_parallel.lazy.ops import binary, creation, elementwise, manipulation, 
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import flatten, unflatten
 from fuel_parallel.module import Parameter
-from fuel_parallel.optim.ownership import counted
+from fuel_parallel.optim.ownership import counted, cut_over
 
 
 def clip_by_global_norm(
@@ -24,6 +24,7 @@ def clip_by_global_norm(
     parameters: Sequence[Parameter],
     tp: Communicator | None = None,
     pp: Communicator | None = None,
+    dp: Communicator | None = None,
     loss_scale: float | Tensor = 1.0,
 ) -> tuple[Any, Tensor]:
     """Gradients made shorter, where their norm is above `max_norm`, and the norm that they had (arXiv:1211.5063).
@@ -31,7 +32,8 @@ def clip_by_global_norm(
     The norm is that of the gradient of the whole model, a float64 scalar, the same to the bit on all ranks that have
     the same gradients: gradients of parts (of parameters with an `fp.Shard`) are summed over `tp`, copies of parts and
     what all tensor-parallel ranks hold alike count once, and `pp` has the other stages. Average over data-parallel
-    ranks first. One number is sent along each of `tp` and `pp`. Squares of 16-bit gradients are summed in float32.
+    ranks first; rows that these share (ZeRO) are summed over `dp`. One number is sent along each axis that is given.
+    Squares of 16-bit gradients are summed in float32.
 
     A norm of NaN or infinity is returned, and the gradients become NaN: `MixedPrecision` skips such a step.
 
@@ -41,9 +43,11 @@ def clip_by_global_norm(
         parameters: Of which the gradients are.
         tp: The ranks that hold the other parts of parameters; needed if one is a part.
         pp: The ranks that hold the other stages of a pipeline.
+        dp: The ranks that hold the other rows, of `ShardedOptimizer.shards` or of a model cut by `shard_parameters`;
+            None if they all hold the same.
         loss_scale: What the loss was multiplied by, and with it the gradients, which stay so; the norm does not.
 
-    Raises `ArgumentError` when gradients and parameters do not go together, or `tp` is missing.
+    Raises `ArgumentError` when gradients and parameters do not go together, or `tp` or `dp` is missing.
 
     >>> weight = Parameter([0.0, 0.0])
     >>> (clipped,), norm = clip_by_global_norm([creation.asarray([3.0, 4.0])], 1.0, parameters=[weight])
@@ -51,10 +55,11 @@ def clip_by_global_norm(
     [0.6 0.8] 5.0
     """
     leaves, structure = flatten(gradients)
-    _check(leaves, parameters, tp)
+    _check(leaves, parameters, tp, dp)
     _check_limit("clip_by_global_norm: max_norm", max_norm)
-    total = _sum_of_squares(leaves, parameters, 0 if tp is None else tp.rank)
-    for comm in (tp, pp):
+    tp_rank, dp_rank = (0 if comm is None else comm.rank for comm in (tp, dp))
+    total = _sum_of_squares(leaves, parameters, tp_rank, dp_rank)
+    for comm in (tp, pp, dp):
         if comm is not None and comm.world_size > 1:
             # Summed here, in the order of the ranks, and not by the MPI, so that all have the same bits.
             total = reductions.sum(comm.all_gather(manipulation.reshape(total, (1,))))
@@ -81,9 +86,9 @@ def clip_by_value(gradients: Any, limit: float | Tensor) -> Any:
     return unflatten(structure, clipped)
 
 
-def _sum_of_squares(gradients: list[Tensor], parameters: Sequence[Parameter], rank: int) -> Tensor:
+def _sum_of_squares(gradients: list[Tensor], parameters: Sequence[Parameter], tp_rank: int, dp_rank: int) -> Tensor:
     """Of what this rank counts, in float64."""
-    parts = [counted(parameter, g, rank) for parameter, g in zip(parameters, gradients, strict=True)]
+    parts = [counted(parameter, g, tp_rank, dp_rank) for parameter, g in zip(parameters, gradients, strict=True)]
     sums = [reductions.sum(elementwise.square(_wide(g))) for g in parts if g is not None]
     if not sums:
         return creation.zeros((), dtype=dtypes.float64)
@@ -114,7 +119,9 @@ def _check_limit(what: str, value: float | Tensor) -> None:
         raise ArgumentError(f"{what} must be above 0, but is {value!r}")
 
 
-def _check(gradients: list[Any], parameters: Sequence[Parameter], tp: Communicator | None) -> None:
+def _check(
+    gradients: list[Any], parameters: Sequence[Parameter], tp: Communicator | None, dp: Communicator | None
+) -> None:
     if len(gradients) != len(parameters):
         raise ArgumentError(f"clip_by_global_norm: {len(parameters)} parameters, but {len(gradients)} gradients")
     for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
@@ -122,9 +129,10 @@ def _check(gradients: list[Any], parameters: Sequence[Parameter], tp: Communicat
             raise ShapeError(
                 f"clip_by_global_norm: parameter {index} has shape {parameter.shape}, its gradient {gradient.shape}"
             )
-        if parameter.shard is not None and tp is None:
-            raise ArgumentError(
-                f"clip_by_global_norm: parameter {index} is a part of a tensor of shape "
-                f"{parameter.shard.global_shape}, and the norm is that of the whole; give the communicator of the "
-                'ranks that hold the others, such as tp=mesh["tp"]'
-            )
+        for name, comm, is_cut in zip(("tp", "dp"), (tp, dp), cut_over(parameter), strict=True):
+            if is_cut and comm is None and parameter.shard is not None:
+                raise ArgumentError(
+                    f"clip_by_global_norm: parameter {index} is a part of a tensor of shape "
+                    f"{parameter.shard.global_shape}, and the norm is that of the whole; give the communicator of the "
+                    f'ranks that hold the others, such as {name}=mesh["{name}"]'
+                )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fuel_parallel.lazy.tensor import Tensor
-from fuel_parallel.module import Parameter
+from fuel_parallel.module import Parameter, RowShard
 
 Box = tuple[slice, ...]
 
@@ -20,11 +20,22 @@ def counted_box(parameter: Parameter) -> Box:
     return tuple(slice(*own.indices(extent)) for own, extent in zip(slices, parameter.shape, strict=True))
 
 
-def counted(parameter: Parameter, gradient: Tensor, rank: int) -> Tensor | None:
-    """The part of a parameter's gradient that rank `rank` of the tensor-parallel ranks counts; None for nothing.
+def counted(parameter: Parameter, gradient: Tensor, tp_rank: int, dp_rank: int) -> Tensor | None:
+    """The part of a parameter's gradient that this rank counts; None for nothing.
 
-    A part of a larger tensor counts where it is, but copies of it once; what all ranks hold alike counts on rank 0.
+    A part of a larger tensor counts where it is, but copies of it once; what all tensor-parallel ranks hold alike
+    counts on the first of them, and what all data-parallel ranks do on the first of those.
     """
-    if parameter.shard is None:
-        return gradient if rank == 0 else None
-    return gradient if parameter.shard.owned is None else gradient[counted_box(parameter)]
+    over_tp, over_dp = cut_over(parameter)
+    if (dp_rank and not over_dp) or (tp_rank and not over_tp):
+        return None
+    shard = parameter.shard
+    return gradient if shard is None or shard.owned is None else gradient[counted_box(parameter)]
+
+
+def cut_over(parameter: Parameter) -> tuple[bool, bool]:
+    """Whether a parameter is a part that tensor-parallel ranks share, and whether rows that data-parallel ranks do."""
+    shard = parameter.shard
+    if isinstance(shard, RowShard):
+        return shard.outer is not None, True
+    return shard is not None, False

@@ -77,11 +77,11 @@ class ColumnParallel(Module):
         self._columns = ranges[comm.rank]
         own = _owned(ranges, comm.rank) if self._overlap else None
         self.weight = _weight(
-            (inputs, outputs), (range(inputs), self._columns), generator, dtype, own and (slice(None), own)
+            (inputs, outputs), (range(inputs), self._columns), generator, dtype, comm, own and (slice(None), own)
         )
         self.bias = None
         if bias:
-            self.bias = _part((outputs,), (self._columns,), _zeros(dtype), own and (own,))
+            self.bias = _part((outputs,), (self._columns,), _zeros(dtype), comm, own and (own,))
 
     @classmethod
     def from_dense(cls, dense: Linear, comm: Communicator, **options: Any) -> ColumnParallel:
@@ -98,9 +98,9 @@ class ColumnParallel(Module):
         y = y if self.bias is None else y + self._whole_gradient(self.bias)
         return self._gather(y) if self.gather_output else y
 
-    def _whole_gradient(self, weight: Parameter) -> Tensor:
+    def _whole_gradient(self, weight: Tensor) -> Tensor:
         """The weight itself. Where other ranks hold some of its columns too, its gradient is the sum of theirs."""
-        if not self._overlap or not isinstance(weight, Parameter):  # a stored weight has no gradient
+        if not self._overlap or not isinstance(weight, Tensor):  # a stored weight has no gradient
             return weight
         before, after = self._columns.start, self.outputs - self._columns.stop
         padded = manipulation.pad(weight, [(0, 0)] * (weight.ndim - 1) + [(before, after)])
@@ -151,7 +151,7 @@ class RowParallel(Module):
         self.scatter_input, self.block, self.sequence_dim = scatter_input, block, sequence_dim
         self._comm = comm
         self._rows = cut("RowParallel", "rows", inputs, comm, block)[comm.rank]
-        self.weight = _weight((inputs, outputs), (self._rows, range(outputs)), generator, dtype)
+        self.weight = _weight((inputs, outputs), (self._rows, range(outputs)), generator, dtype, comm)
         self.bias = Parameter(creation.zeros(outputs, dtype=dtype)) if bias else None
 
     @classmethod
@@ -203,7 +203,12 @@ def _owned(ranges: Sequence[range], rank: int) -> slice:
 
 
 def _weight(
-    whole: tuple[int, int], box: Box, generator: Generator | None, dtype: Any, owned: tuple[slice, ...] | None = None
+    whole: tuple[int, int],
+    box: Box,
+    generator: Generator | None,
+    dtype: Any,
+    comm: Communicator,
+    owned: tuple[slice, ...] | None = None,
 ) -> Parameter:
     """A part of the weight that `fp.Linear` would have."""
     bound = 1 / math.sqrt(whole[0]) if whole[0] else 0.0
@@ -213,7 +218,7 @@ def _weight(
             return creation.zeros(shape, dtype=dtype)
         return generator.uniform(shape, -bound, bound, dtype=dtype, global_shape=whole, start=start)
 
-    return _part(whole, box, draw, owned)
+    return _part(whole, box, draw, comm, owned)
 
 
 def _zeros(dtype: Any) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
@@ -224,11 +229,12 @@ def _part(
     whole: tuple[int, ...],
     box: Box,
     draw: Callable[[tuple[int, ...], tuple[int, ...]], Tensor],
+    comm: Communicator,
     owned: tuple[slice, ...] | None = None,
 ) -> Parameter:
     shape, start = tuple(map(len, box)), tuple(r.start for r in box)
-    is_part = shape != whole or owned is not None
-    return Parameter(draw(shape, start), shard=Shard(whole, start, owned) if is_part else None)
+    # Also where this rank happens to hold all, and the others nothing: they are to agree on what is cut.
+    return Parameter(draw(shape, start), shard=Shard(whole, start, owned) if comm.world_size > 1 else None)
 
 
 _UNDRAWN: Any = None

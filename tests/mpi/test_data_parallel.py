@@ -199,7 +199,7 @@ def test_gradients_of_sharded_state_are_clipped_by_the_norm_of_all_rows(stage: i
         fp.data_parallel.shard_parameters(model, world, whole_elements=1)
         optimizer = fp.optim.SGD(model.parameters(), lr=0.1)
         gradients, norm = fp.optim.clip_by_global_norm(
-            ft.grad(model(mine), model.parameters()), 0.01, parameters=model.parameters(), tp=world
+            ft.grad(model(mine), model.parameters()), 0.01, parameters=model.parameters(), dp=world
         )
         optimizer.update(gradients)
     else:
@@ -207,7 +207,7 @@ def test_gradients_of_sharded_state_are_clipped_by_the_norm_of_all_rows(stage: i
             lambda p: fp.optim.SGD(p, lr=0.1), model.parameters(), world, stage=stage
         )
         reduced = sharded.reduce_gradients(ft.grad(model(mine), model.parameters()))
-        gradients, norm = fp.optim.clip_by_global_norm(reduced, 0.01, parameters=sharded.shards, tp=world)
+        gradients, norm = fp.optim.clip_by_global_norm(reduced, 0.01, parameters=sharded.shards, dp=world)
         sharded.update(gradients, reduced=True)
     fp.realize(norm, wanted, model, dense)
     np.testing.assert_allclose(norm.numpy(), wanted.numpy(), rtol=1e-12)
@@ -215,6 +215,36 @@ def test_gradients_of_sharded_state_are_clipped_by_the_norm_of_all_rows(stage: i
         start = (0,) * found.ndim if found.shard is None else found.shard.start
         part = whole.numpy()[tuple(slice(s, s + n) for s, n in zip(start, found.shape, strict=True))]
         np.testing.assert_allclose(found.numpy(), part, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_norm_under_zero_and_tensor_parallelism_is_that_of_the_dense_model(stage: int) -> None:
+    """Parts over tp, what tp ranks hold alike, key heads that several hold, rows over dp of all of these."""
+    mesh = fp.Mesh(world, dp=-1, tp=2) if N % 2 == 0 else fp.Mesh(world, dp=1, tp=-1)
+    tp, dp = mesh["tp"], mesh["dp"]
+
+    class Block(fp.Module):
+        def __init__(self, attention: fp.Module) -> None:
+            self.norm, self.attention = fp.LayerNorm(6, dtype="float64"), attention
+
+        def __call__(self, x: ft.Tensor) -> ft.Tensor:
+            return ft.sum(ft.square(self.attention(self.norm(x)))) * 3.0
+
+    options: dict[str, Any] = {"kv_heads": 1, "head_size": 2, "dtype": "float64"}
+    dense = Block(fp.Attention(6, 4, ft.random.Generator(5), **options))
+    model = Block(fp.tensor_parallel.ParallelAttention(6, 4, ft.random.Generator(5), tp, **options))
+    x = ft.asarray(np.random.default_rng(3).normal(size=(1, 3, 6)))
+    whole = ft.grad(dense(x), dense.parameters())
+    _, wanted = fp.optim.clip_by_global_norm(whole, 1.0, parameters=dense.parameters())
+    if stage == 3:
+        fp.data_parallel.shard_parameters(model, dp, whole_elements=8)
+        parameters, gradients = model.parameters(), ft.grad(model(x), model.parameters())
+    else:
+        sharded = fp.data_parallel.ShardedOptimizer(fp.optim.SGD, model.parameters(), dp)
+        parameters = sharded.shards
+        gradients = sharded.reduce_gradients(ft.grad(model(x), model.parameters()))
+    _, norm = fp.optim.clip_by_global_norm(gradients, 1.0, parameters=parameters, tp=tp, dp=dp)
+    np.testing.assert_allclose(norm.numpy(), wanted.numpy(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("bad_rank", [0, N - 1])
