@@ -11,9 +11,10 @@ from fuel_parallel.attention import Attention
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.symbolic import SymbolicComm
 from fuel_parallel.errors import ArgumentError, ShapeError
-from fuel_parallel.layers import Embedding, Linear
+from fuel_parallel.layers import Embedding, LayerNorm, Linear, RMSNorm
 from fuel_parallel.mesh import Mesh
 from fuel_parallel.module import Module
+from fuel_parallel.tensor_parallel import sequence
 from fuel_parallel.tensor_parallel.attention import ParallelAttention
 from fuel_parallel.tensor_parallel.embedding import VocabParallelEmbedding
 from fuel_parallel.tensor_parallel.linear import ColumnParallel, RowParallel
@@ -38,6 +39,7 @@ STYLES: dict[str, list[Style]] = {
     "row": [Style(Linear, RowParallel.from_dense, frozenset({"scatter_input", "block", "sequence_dim"}))],
     "vocab": [Style(Embedding, VocabParallelEmbedding.from_dense, frozenset({"sequence_dim"}))],
     "attention": [Style(Attention, ParallelAttention.from_dense, frozenset({"sequence_dim"}))],
+    "sequence": [Style(LayerNorm, sequence.LayerNorm.from_dense), Style(RMSNorm, sequence.RMSNorm.from_dense)],
     "replicate": [Style(Module, lambda layer, comm: layer)],
 }
 """The styles of a plan, each with the classes of layers that it can split."""

@@ -70,15 +70,33 @@ class LayerParallelPlan:
             seen.add(rule.layers)
 
     @classmethod
-    def ready(cls, name: str) -> LayerParallelPlan:
+    def ready(cls, name: str, *, sequence_dim: int | None = None) -> LayerParallelPlan:
         """The plan for models whose layers are named as those of "llama", "gpt2" or "bert" are in transformers.
+
+        With `sequence_dim`, between the layers each rank has its part of the sequence, which lies in that dimension.
+        Only "llama" can do that: the others add positions of the whole sequence.
 
         >>> LayerParallelPlan.ready("llama").rule_for("layers.0.mlp.down_proj").style
         'row'
         """
         if name not in READY:
             raise ArgumentError(f"plan: there is none that is called {name!r}; ready are {', '.join(READY)}")
-        return cls([LayerRule(layers, style, options, optional) for layers, style, options, optional in READY[name]])
+        lines = READY[name]
+        if sequence_dim is None:
+            lines = tuple(line for line in lines if line[1] != "sequence")
+            return cls([LayerRule(layers, style, options, optional) for layers, style, options, optional in lines])
+        able = [plan for plan in READY if any(line[1] == "sequence" for line in READY[plan])]
+        if name not in able:
+            raise ArgumentError(
+                f"plan: {name!r} cannot be split along the sequence; ready for that are {', '.join(able)}"
+            )
+        on_parts = {"sequence_dim": sequence_dim}
+        return cls(
+            [
+                LayerRule(layers, style, options if style == "sequence" else {**options, **on_parts}, optional)
+                for layers, style, options, optional in lines
+            ]
+        )
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> LayerParallelPlan:

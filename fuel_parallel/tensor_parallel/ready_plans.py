@@ -1,7 +1,8 @@
 """Plans for models whose layers have the names that transformers gives them.
 
 Their attention is `fp.Attention`, under the name of the layer that holds the four projections there. `**` stands for
-what comes before, with its dot: a model may be the whole or a part of another.
+what comes before, with its dot: a model may be the whole or a part of another. Layers of style `sequence` are split for
+parts of the sequence only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ READY: dict[str, tuple[Line, ...]] = {
         ("**layers.*.mlp.gate_proj", "column", {}, False),
         ("**layers.*.mlp.up_proj", "column", {}, False),
         ("**layers.*.mlp.down_proj", "row", {}, False),
+        ("**layers.*.input_layernorm", "sequence", {}, False),
+        ("**layers.*.post_attention_layernorm", "sequence", {}, False),
+        ("**norm", "sequence", {}, False),
         ("lm_head", "column", _WHOLE, True),
     ),
     "gpt2": (

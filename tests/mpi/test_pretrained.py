@@ -52,6 +52,30 @@ def test_logits_and_text_are_those_of_transformers(name: str) -> None:
     assert example.go_on(model, wanted["tokens"][0], len(wanted["greedy"])) == wanted["greedy"]
 
 
+@pytest.mark.parametrize("name", ["llama", "llama-uneven"])
+def test_on_parts_of_the_sequence_a_llama_is_the_same(name: str) -> None:
+    def load(comm: fp.Communicator, sequence_dim: int | None) -> Any:
+        read, build = example.MODELS["llama"]
+        model = build(read.read(GOLDEN / name), ft.random.Generator(0), "float64")
+        tp.parallelize(model, tp.LayerParallelPlan.ready("llama", sequence_dim=sequence_dim), comm)
+        checkpoint.load_huggingface(model, GOLDEN / name, model.names)
+        return model
+
+    dense, model = load(fp.IdentityComm(), None), load(world, 1)
+    tokens = ft.asarray(np.arange(24).reshape(2, 12))
+    wanted, found = dense(tokens), model(tokens)
+    wanted_gradients = ft.grad(ft.sin(wanted).sum(), dense.parameters())
+    gradients = ft.grad(ft.sin(found).sum(), model.parameters())
+    fp.realize(wanted, found, wanted_gradients, gradients)
+    np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-12, atol=1e-12)
+    for (key, parameter), gradient, whole in zip(model.named_parameters(), gradients, wanted_gradients, strict=True):
+        start = (0,) * parameter.ndim if parameter.shard is None else parameter.shard.start
+        at = tuple(slice(first, first + extent) for first, extent in zip(start, parameter.shape, strict=True))
+        np.testing.assert_allclose(gradient.numpy(), whole.numpy()[at], rtol=1e-11, atol=1e-11, err_msg=key)
+    with pytest.raises(ArgumentError, match="'gpt2' cannot be split along the sequence; ready for that are llama"):
+        tp.LayerParallelPlan.ready("gpt2", sequence_dim=1)
+
+
 def test_files_as_the_hub_has_them_for_gpt2(shared: Path) -> None:
     """Without the prefix, with the causal masks of each layer and the head that shares its table."""
     tensors = {key: np.asarray(one) for key, one in checkpoint.read_huggingface(GOLDEN / "gpt2").items()}
