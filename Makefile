@@ -51,7 +51,7 @@ PYTEST_OPTIONS := $(if $(CI),--color=no) $(PYTEST_ARGS)
 JOB_TESTS := tests/launch tests/cli tests/examples tests/benchmarks tests/hosts tests/slurm tests/stress
 
 # What depends on the passes; the short form runs with every change, with all of them off.
-SHORT_PASSES_TESTS := tests/runtime --ignore tests/runtime/codegen tests/test_optim.py tests/test_layers.py tests/test_module.py
+SHORT_PASSES_TESTS := tests/runtime --ignore tests/runtime/codegen tests/optim tests/test_layers.py tests/test_module.py
 PASSES_TESTS := $(SHORT_PASSES_TESTS) tests/lazy tests/examples
 PASSES = $(shell $(VENV)/bin/python -c 'from fuel_parallel.runtime import passes; print(*passes.PASSES)')
 

@@ -40,7 +40,7 @@ def quantize(
     minimum: bool = False,
     only: Callable[[str], bool] | None = None,
 ) -> Module:
-    """Gives the layers of a module `StoredWeight`s, in place: linear layers and embeddings, also those cut over ranks.
+    """Puts a `StoredWeight` into each linear layer and embedding of a module, in place, also into those cut over ranks.
 
     Biases, norms and other parameters stay. The weights are computed with the next `realize` of the module, which then
     lets the old ones go.

@@ -61,7 +61,7 @@ class ShardedParameter(Parameter):
 def shard_parameters(model: Module, comm: Communicator, *, whole_elements: int = WHOLE_ELEMENTS) -> None:
     """Cuts all parameters of a model by rows over the ranks of `comm`.
 
-    Afterwards `model.parameters()` are `ShardedParameter`s, which ordinary optimizers update, and attributes read by
+    Afterwards each of `model.parameters()` is a `ShardedParameter`, which ordinary optimizers update, and what is read by
     the model's code (`self.weight`) are the whole tensors. Gradients with respect to the parameters are means over
     ranks already. Make the optimizer afterwards.
 

@@ -49,7 +49,7 @@ class LayerParallelPlan:
     """An ordered table of layers and styles; of the rules that name a layer the first counts.
 
     Args:
-        rules: `LayerRule`s, or a dict of layers to styles for rules without options.
+        rules: Each a `LayerRule`; or a dict of layers to styles, for rules without options.
 
     Raises `ArgumentError` for names that are none, and for two rules about the same names.
 

@@ -326,7 +326,7 @@ def test_reduce_scatters_and_gathers_go_on_between_start_and_wait_in_any_order(c
             gathered.progress()
         for pending in [scattered, reduced, gathered][:: 1 if (round_ + RANK) % 2 else -1]:
             pending.wait()
-        np.testing.assert_allclose(scattered.wait(), total[mine], rtol=1e-12)
+        np.testing.assert_allclose(scattered.wait(), total[mine], rtol=1e-12, atol=1e-12)
         np.testing.assert_array_equal(gathered.wait(), total)
         assert (reduced.wait() == TOTAL).all()
 

@@ -217,7 +217,10 @@ def test_files_that_are_no_plans(text: str, message: str, tmp_path: Path) -> Non
         ),
         ({"blocks.0": "row"}, "'row' splits Linear, and this is Block; name the layers in it: blocks.0.attention, "),
         ({"embedding": "attention"}, "'attention' splits Attention, and this is Embedding"),
-        ({"embedding": "rows"}, "there is no style 'rows'; there are column, row, vocab, attention, sequence, replicate"),
+        (
+            {"embedding": "rows"},
+            "there is no style 'rows'; there are column, row, vocab, attention, sequence, replicate",
+        ),
     ],
 )
 def test_plans_that_do_not_fit(rules: dict[str, str], message: str) -> None:
