@@ -61,9 +61,9 @@ class ShardedParameter(Parameter):
 def shard_parameters(model: Module, comm: Communicator, *, whole_elements: int = WHOLE_ELEMENTS) -> None:
     """Cuts all parameters of a model by rows over the ranks of `comm`.
 
-    Afterwards each of `model.parameters()` is a `ShardedParameter`, which ordinary optimizers update, and what is read by
-    the model's code (`self.weight`) are the whole tensors. Gradients with respect to the parameters are means over
-    ranks already. Make the optimizer afterwards.
+    Afterwards each of `model.parameters()` is a `ShardedParameter`, which ordinary optimizers update, and attributes
+    that the model's code reads (`self.weight`) are the whole tensors. Gradients with respect to the parameters are
+    means over ranks already. Make the optimizer afterwards.
 
     Args:
         model: Its parameters are the same on all ranks of `comm`; with tensor parallelism, this rank's parts.
