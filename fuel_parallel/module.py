@@ -126,10 +126,14 @@ class Module:
         found: dict[str, Variable] = {}
         seen: set[int] = set()
         for name, variable in _walk("", self, set()):
-            if id(variable) not in seen:
+            if isinstance(variable, Variable) and id(variable) not in seen:
                 seen.add(id(variable))
                 found[name] = variable
         return found
+
+    def named_modules(self) -> dict[str, Module]:
+        """The module itself, as "", and all modules below it by dotted name, each once, before what it holds."""
+        return {name: module for name, module in _walk("", self, set()) if isinstance(module, Module)}
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
         """All parameters with their dotted names, each once."""
@@ -167,8 +171,8 @@ class Module:
         return "\n".join([f"{type(self).__name__}(", *rows, ")"])
 
 
-def _walk(prefix: str, value: Any, walked: set[int]) -> Iterator[tuple[str, Variable]]:
-    """Variables below a module, container or variable. Modules may refer to each other: each is walked once."""
+def _walk(prefix: str, value: Any, walked: set[int]) -> Iterator[tuple[str, Variable | Module]]:
+    """Variables and modules of a module or container. Modules may refer to each other: each is walked once."""
     if isinstance(value, Variable):
         yield prefix, value
         return
@@ -176,6 +180,7 @@ def _walk(prefix: str, value: Any, walked: set[int]) -> Iterator[tuple[str, Vari
         if id(value) in walked:
             return
         walked.add(id(value))
+        yield prefix, value
         value = vars(value)
     if isinstance(value, list | tuple):
         value = {str(index): item for index, item in enumerate(value)}

@@ -17,7 +17,7 @@ With `minimum`, it is code * scale + minimum: codes cover the block from its lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
@@ -63,8 +63,11 @@ def quantize(
     """
     stored: dict[tuple[int, int], StoredWeight] = {}
     found = 0
-    for name, layer, axis in _layers("", module, set()):
-        weight = vars(layer)["weight"]
+    for path, layer in module.named_modules().items():
+        axis = layer.weight_axis
+        if axis is None:
+            continue
+        name, weight = f"{path}.weight" if path else "weight", vars(layer)["weight"]
         if not isinstance(weight, Parameter) or (only is not None and not only(name)):
             continue
         key = (id(weight), axis)
@@ -182,22 +185,6 @@ class StoredWeight(Module):
 
     def __repr__(self) -> str:
         return f"StoredWeight({self.storage}{list(self.shape)}, {self.nbytes} bytes)"
-
-
-def _layers(prefix: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Module, int]]:
-    """Modules whose weight can be stored, with its name and the axis along which its blocks lie."""
-    if isinstance(value, Module):
-        if id(value) in seen or isinstance(value, StoredWeight):
-            return
-        seen.add(id(value))
-        if value.weight_axis is not None:
-            yield f"{prefix}.weight" if prefix else "weight", value, value.weight_axis
-        value = vars(value)
-    if isinstance(value, list | tuple):
-        value = dict(enumerate(value))
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _layers(f"{prefix}.{key}" if prefix else str(key), item, seen)
 
 
 def _check(name: str, weight: Tensor, storage: str, block: int | None, minimum: bool) -> None:

@@ -9,7 +9,6 @@ ranks, by a reduce-scatter.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from fuel_parallel.comm.communicator import Communicator
@@ -87,28 +86,13 @@ def shard_parameters(model: Module, comm: Communicator, *, whole_elements: int =
     if comm.world_size == 1:
         return
     made: dict[int, ShardedParameter] = {}
-    for module in list(_modules(model, set())):
+    for module in model.named_modules().values():
         attributes = vars(module)
         names = [name for name, value in attributes.items() if _holds_parameters(value)]
         for name in names:
             attributes[name] = _cut(attributes[name], comm, whole_elements, made)
         if names:
             module.__class__ = _reading_wholes(type(module), tuple(names))
-
-
-def _modules(value: Any, seen: set[int]) -> Iterator[Module]:
-    """All modules in a module or container, each once."""
-    if isinstance(value, Module):
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        yield value
-        value = list(vars(value).values())
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _modules(item, seen)
 
 
 def _holds_parameters(value: Any) -> bool:

@@ -130,7 +130,7 @@ class _Converted:
 
 def _converted(module: Module, plan: LayerParallelPlan, comm: Communicator) -> list[_Converted]:
     """The layers that the plan names, with their parts."""
-    layers = dict(_layers("", module, set()))
+    layers = {name: layer for name, layer in module.named_modules().items() if name}
     found, problems = [], []
     inside: set[int] = set()  # what lies in a layer that has been split
     used: set[str] = set()
@@ -139,7 +139,7 @@ def _converted(module: Module, plan: LayerParallelPlan, comm: Communicator) -> l
         used |= {one.layers for one in plan.rules if one.names(name)}
         if rule is None or id(layer) in inside:
             continue
-        inside |= {id(one) for _, one in _layers("", layer, set())}
+        inside |= set(map(id, layer.named_modules().values()))
         try:
             found.append(_Converted(name, rule.style, layer, _convert(name, layer, rule.style, rule.options, comm)))
         except (ArgumentError, ShapeError) as problem:
@@ -158,7 +158,7 @@ def _convert(name: str, layer: Module, style: str, options: Any, comm: Communica
     fitting = next((one for one in STYLES[style] if isinstance(layer, one.dense)), None)
     if fitting is None:
         classes = " or ".join(one.dense.__name__ for one in STYLES[style])
-        within = [f"{name}.{inner}" for inner, one in _layers("", layer, set()) if inner and _can_be_split(one)]
+        within = [f"{name}.{inner}" for inner, one in layer.named_modules().items() if inner and _can_be_split(one)]
         remedy = f"name the layers in it: {', '.join(within[:6])}" if within else "register_style can add the class"
         raise ArgumentError(f"{name}: style {style!r} splits {classes}, and this is {type(layer).__name__}; {remedy}")
     strange = sorted(set(options) - fitting.options)
@@ -181,19 +181,6 @@ def _unused(layers: str, module: Module, names: list[str]) -> str:
         return f"{layers!r} names the parameter {parameters[0]}; name its layer, {parameters[0].rpartition('.')[0]}"
     near = difflib.get_close_matches(layers, names, n=4, cutoff=0.3)
     return f"{layers!r} names no layer; near are {', '.join(near) or ', '.join(names[:8])}"
-
-
-def _layers(prefix: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Module]]:
-    """The modules below a module, each once, by dotted name; a module comes before what it holds."""
-    if isinstance(value, Module):
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if prefix:
-            yield prefix, value
-        value = vars(value)
-    for key, item in _items(value):
-        yield from _layers(f"{prefix}.{key}" if prefix else str(key), item, seen)
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
