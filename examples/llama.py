@@ -9,24 +9,22 @@ reads its part of each weight and no other. --prompt needs the package tokenizer
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import click
 import numpy as np
 from models import gpt2, llama
 from models.config import read_json
+from train_gpt import settle
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel import checkpoint, tensor_parallel
 from fuel_parallel.errors import ArgumentError, DataError
 
-T = TypeVar("T")
 MODELS = {"llama": (llama.Config, llama.Llama), "gpt2": (gpt2.Config, gpt2.GPT2)}
 
 
@@ -119,30 +117,6 @@ def ends(folder: Path) -> frozenset[int]:
     """The tokens that end a text."""
     said = read_json(folder / "config.json").get("eos_token_id")
     return frozenset([said] if isinstance(said, int) else said or [])
-
-
-def settle(world: fp.Communicator, prepare: Callable[[], T]) -> T:
-    """What `prepare()` returns; if a rank had a problem, the first of those tells it and all ranks exit with code 2."""
-    problem = None
-    try:
-        with contextlib.redirect_stdout(sys.stdout if world.is_root else None):  # --help once
-            result = prepare()
-    except click.ClickException as error:
-        problem = error.format_message()
-    except fp.FuelError as error:
-        problem = str(error)
-    failed = world.all_gather(ft.asarray([problem is not None])).tolist()
-    if True in failed:
-        give_up(problem, failed.index(True) == world.rank, world)
-    return result
-
-
-def give_up(problem: str | None, tell: bool, world: fp.Communicator) -> NoReturn:
-    """Ends all ranks with code 2, after the one that is to `tell` has told."""
-    if tell:
-        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr, flush=True)
-    world.barrier()
-    sys.exit(2)
 
 
 if __name__ == "__main__":
