@@ -345,7 +345,24 @@ class MpiTransport(Transport):
         return x
 
 
-class MpiReduction(Pending):
+class MpiRequests(Pending):
+    """Requests of MPI that are under way together, and the array that they fill."""
+
+    requests: list[MPI.Request]
+    result: Host
+
+    def progress(self) -> None:
+        for request in self.requests:
+            request.Test()
+
+    def wait(self) -> Host:
+        for request in self.requests:
+            request.Wait()
+        _under_way.discard(self)
+        return self.result
+
+
+class MpiReduction(MpiRequests):
     """An MPI_Iallreduce under way, or several: one for each piece."""
 
     def __init__(self, transport: MpiTransport, x: Host, op: ReduceOp, reuse: bool) -> None:
@@ -356,18 +373,11 @@ class MpiReduction(Pending):
         self.requests = [start(transport.in_place, piece, mpi_op) for piece in pieces(self.result)]
         _under_way.add(self)
 
-    def progress(self) -> None:
-        for request in self.requests:
-            request.Test()
-
     def wait(self) -> Host:
-        for request in self.requests:
-            request.Wait()
-        _under_way.discard(self)
-        return averaged(self.result, self.op, self.ranks)
+        return averaged(super().wait(), self.op, self.ranks)
 
 
-class MpiExchange(Pending):
+class MpiExchange(MpiRequests):
     """Messages to one rank and from another under way, two for each piece."""
 
     def __init__(self, transport: MpiTransport, x: Host, dest: int, source: int) -> None:
@@ -377,17 +387,8 @@ class MpiExchange(Pending):
         self.requests = [comm.Irecv(transport.words(piece), source, tag) for piece in pieces(self.result)]
         self.requests += [comm.Isend(transport.words(piece), dest, tag) for piece in pieces(x)]
 
-    def progress(self) -> None:
-        for request in self.requests:
-            request.Test()
 
-    def wait(self) -> Host:
-        for request in self.requests:
-            request.Wait()
-        return self.result
-
-
-class MpiGather(Pending):
+class MpiGather(MpiRequests):
     """An MPI_Iallgatherv under way."""
 
     def __init__(self, transport: MpiTransport, x: Host, rows: Sequence[int], out: Host | None) -> None:
@@ -400,13 +401,3 @@ class MpiGather(Pending):
         received = [words, [r * width for r in rows], kind]
         self.requests = [transport.comm.Iallgatherv(self.sent, received)]
         _under_way.add(self)
-
-    def progress(self) -> None:
-        for request in self.requests:
-            request.Test()
-
-    def wait(self) -> Host:
-        for request in self.requests:
-            request.Wait()
-        _under_way.discard(self)
-        return self.result
