@@ -15,6 +15,7 @@ from __future__ import annotations
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.lazy.ops import creation, manipulation
+from fuel_parallel.lazy.ops.attention import check_attention
 from fuel_parallel.lazy.ops.reductions import normalize_axis
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.partitioning import partition
@@ -84,6 +85,16 @@ def join_sequence(
             found.append((part.start, range(start, start + len(part))))
             start += len(part)
     return _joined(gathered, dim, tuple(place for _, place in sorted(found, key=lambda f: (f[0], f[1].stop))))
+
+
+def check_sequence(function: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raises the user's error, in the name of a function, where queries, keys and values are not of one sequence."""
+    check_attention(function, query, key, value)
+    if query.shape[-2] != key.shape[-2]:
+        raise ShapeError(
+            f"{function}: queries and keys are of one sequence, so that a rank holds as many of each; got query "
+            f"{query.shape} and key {key.shape}"
+        )
 
 
 def whole_length(function: str, mine: int, comm: Communicator, length: int | None) -> int:

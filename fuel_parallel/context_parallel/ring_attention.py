@@ -16,8 +16,7 @@ from typing import Any
 
 from fuel_parallel.comm.collectives import meeting
 from fuel_parallel.comm.communicator import Communicator
-from fuel_parallel.context_parallel.layout import sequence_chunks, whole_length
-from fuel_parallel.errors import ShapeError
+from fuel_parallel.context_parallel.layout import check_sequence, sequence_chunks, whole_length
 from fuel_parallel.lazy import dtypes, effects
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Op, Spec, apply, define
@@ -25,7 +24,6 @@ from fuel_parallel.lazy.ops import creation, manipulation
 from fuel_parallel.lazy.ops.attention import (
     attention_backward_into,
     attention_into,
-    check_attention,
     scaled_dot_product_attention,
     width,
 )
@@ -68,12 +66,7 @@ def ring_attention(
     >>> ring_attention(q, q[:, :2], q[:, :2], SymbolicComm(1, 2), causal=True).shape     # 3 of 6 positions
     (1, 4, 3, 8)
     """
-    check_attention("ring_attention", query, key, value)
-    if query.shape[-2] != key.shape[-2]:
-        raise ShapeError(
-            "ring_attention: queries and keys are of one sequence, so that a rank holds as many of each; got query "
-            f"{query.shape} and key {key.shape}"
-        )
+    check_sequence("ring_attention", query, key, value)
     whole = whole_length("ring_attention", query.shape[-2], comm, length)
     chunks = tuple(sequence_chunks(whole, comm.world_size, layout))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)

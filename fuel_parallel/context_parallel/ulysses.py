@@ -8,10 +8,10 @@ than a ring, but it needs a head for each rank, which holds keys and values of t
 from __future__ import annotations
 
 from fuel_parallel.comm.communicator import Communicator
-from fuel_parallel.context_parallel.layout import whole_length
-from fuel_parallel.errors import ArgumentError, ShapeError
+from fuel_parallel.context_parallel.layout import check_sequence, whole_length
+from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy.ops import creation, manipulation
-from fuel_parallel.lazy.ops.attention import check_attention, scaled_dot_product_attention
+from fuel_parallel.lazy.ops.attention import scaled_dot_product_attention
 from fuel_parallel.lazy.tensor import Tensor
 
 
@@ -37,12 +37,7 @@ def ulysses_attention(
     >>> ulysses_attention(q, q, q, SymbolicComm(1, 2)).shape
     (1, 4, 3, 8)
     """
-    check_attention("ulysses_attention", query, key, value)
-    if query.shape[-2] != key.shape[-2]:
-        raise ShapeError(
-            "ulysses_attention: queries and keys are of one sequence, so that a rank holds as many of each; got query "
-            f"{query.shape} and key {key.shape}"
-        )
+    check_sequence("ulysses_attention", query, key, value)
     ranks, heads, kv_heads = comm.world_size, query.shape[-3], key.shape[-3]
     whole = whole_length("ulysses_attention", query.shape[-2], comm, length)
     if heads < ranks:
