@@ -7,12 +7,11 @@ from typing import Any
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.layers import Embedding
 from fuel_parallel.lazy.ops import binary, creation
-from fuel_parallel.lazy.parts import part_of
 from fuel_parallel.lazy.random import Generator
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Parameter, Shard
 from fuel_parallel.partitioning import partition
-from fuel_parallel.tensor_parallel.linear import enter, leave
+from fuel_parallel.tensor_parallel.linear import enter, leave, take_part
 from fuel_parallel.tensor_parallel.mappings import gather_from_ranks
 
 
@@ -57,7 +56,7 @@ class VocabParallelEmbedding(Module):
         table = dense.weight
         vocabulary, dim = table.shape
         layer = cls(vocabulary, dim, Generator(0), comm, sequence_dim=sequence_dim, dtype=table.dtype)
-        layer.weight.assign(part_of(table, (layer._mine, range(dim))))
+        take_part(layer, dense)
         return layer
 
     def __call__(self, indices: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.errors import ArgumentError, ShapeError
@@ -27,7 +27,22 @@ from fuel_parallel.tensor_parallel.mappings import (
 Box = tuple[range, ...]
 
 
-class ColumnParallel(Module):
+class CutLinear(Module):
+    """What linear layers that are cut over ranks share."""
+
+    weight_axis = 0
+
+    @classmethod
+    def from_dense(cls, dense: Linear, comm: Communicator, **options: Any) -> Self:
+        """This rank's part of a dense layer that all ranks hold alike; options are those of the constructor."""
+        inputs, outputs = dense.weight.shape
+        bias, dtype = dense.bias is not None, dense.weight.dtype
+        layer = cls(inputs, outputs, Generator(0), comm, bias=bias, dtype=dtype, **options)  # type: ignore[call-arg]
+        take_part(layer, dense)
+        return layer
+
+
+class ColumnParallel(CutLinear):
     """x @ weight + bias, where each rank holds some of the columns of weight [in, out], and gives those of the result.
 
     Numbers of columns that do not divide are cut by `partition`. The weights of all ranks together start as those of
@@ -50,8 +65,6 @@ class ColumnParallel(Module):
     >>> ColumnParallel(3, 5, Generator(0), IdentityComm())(creation.ones((2, 3))).shape
     (2, 5)
     """
-
-    weight_axis = 0
 
     def __init__(
         self,
@@ -83,14 +96,6 @@ class ColumnParallel(Module):
         if bias:
             self.bias = _part((outputs,), (self._columns,), _zeros(dtype), comm, own and (own,))
 
-    @classmethod
-    def from_dense(cls, dense: Linear, comm: Communicator, **options: Any) -> ColumnParallel:
-        """This rank's part of a dense layer that all ranks hold alike; options are those of the constructor."""
-        inputs, outputs = dense.weight.shape
-        layer = cls(inputs, outputs, _UNDRAWN, comm, bias=dense.bias is not None, dtype=dense.weight.dtype, **options)
-        _copy(dense, layer)
-        return layer
-
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in], the same on all ranks, to this rank's columns of [..., out], or all of them."""
         _check_last("ColumnParallel", x, self.inputs)
@@ -113,7 +118,7 @@ class ColumnParallel(Module):
         return manipulation.reshape(y, (*y.shape[:-2], self.outputs))
 
 
-class RowParallel(Module):
+class RowParallel(CutLinear):
     """x @ weight + bias, where each rank holds some rows of weight [in, out], and the columns of x that go to them.
 
     Args:
@@ -131,8 +136,6 @@ class RowParallel(Module):
     >>> RowParallel(3, 5, Generator(0), IdentityComm())(creation.ones((2, 3))).shape
     (2, 5)
     """
-
-    weight_axis = 0
 
     def __init__(
         self,
@@ -153,14 +156,6 @@ class RowParallel(Module):
         self._rows = cut("RowParallel", "rows", inputs, comm, block)[comm.rank]
         self.weight = _weight((inputs, outputs), (self._rows, range(outputs)), generator, dtype, comm)
         self.bias = Parameter(creation.zeros(outputs, dtype=dtype)) if bias else None
-
-    @classmethod
-    def from_dense(cls, dense: Linear, comm: Communicator, **options: Any) -> RowParallel:
-        """This rank's part of a dense layer that all ranks hold alike; options are those of the constructor."""
-        inputs, outputs = dense.weight.shape
-        layer = cls(inputs, outputs, _UNDRAWN, comm, bias=dense.bias is not None, dtype=dense.weight.dtype, **options)
-        _copy(dense, layer)
-        return layer
 
     def __call__(self, x: Tensor) -> Tensor:
         """This rank's columns of [..., in], or all of them, to [..., out], the same on all ranks."""
@@ -205,7 +200,7 @@ def _owned(ranges: Sequence[range], rank: int) -> slice:
 def _weight(
     whole: tuple[int, int],
     box: Box,
-    generator: Generator | None,
+    generator: Generator,
     dtype: Any,
     comm: Communicator,
     owned: tuple[slice, ...] | None = None,
@@ -214,8 +209,6 @@ def _weight(
     bound = 1 / math.sqrt(whole[0]) if whole[0] else 0.0
 
     def draw(shape: tuple[int, ...], start: tuple[int, ...]) -> Tensor:
-        if generator is None:
-            return creation.zeros(shape, dtype=dtype)
         return generator.uniform(shape, -bound, bound, dtype=dtype, global_shape=whole, start=start)
 
     return _part(whole, box, draw, comm, owned)
@@ -237,11 +230,7 @@ def _part(
     return Parameter(draw(shape, start), shard=Shard(whole, start, owned) if comm.world_size > 1 else None)
 
 
-_UNDRAWN: Any = None
-"""Instead of a generator: the weights are about to be replaced."""
-
-
-def _copy(dense: Module, layer: Module) -> None:
+def take_part(layer: Module, dense: Module) -> None:
     """Each variable of the layer becomes its part of the dense one's."""
     values = dense.named_variables()
     for name, variable in layer.named_variables().items():
