@@ -38,6 +38,15 @@ class Shard:
         start[dim] = partition(global_shape[dim], parts)[part].start
         return cls(tuple(global_shape), tuple(start))
 
+    def counted(self, shape: tuple[int, ...]) -> tuple[range, ...]:
+        """Which elements of a variable of this shape count for this rank: a range of positions in each dimension.
+
+        >>> Shard((6,), (3,), owned=(slice(1, None),)).counted((3,))
+        (range(1, 3),)
+        """
+        slices = (slice(None),) * len(shape) if self.owned is None else self.owned
+        return tuple(range(extent)[own] for own, extent in zip(slices, shape, strict=True))
+
     def holds(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape fits at `start`."""
         return len(shape) == len(self.global_shape) == len(self.start) and all(

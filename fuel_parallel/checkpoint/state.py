@@ -176,12 +176,10 @@ def _held(leaf: Tensor | Array, inherited: Shard | None) -> Held:
     shape = tuple(leaf.shape)
     if shard is None:
         return Held(leaf, dtype, shape, whole(shape), whole(shape))
-    box = Box(shard.start, shape)
-    if shard.owned is None:
-        return Held(leaf, dtype, shard.global_shape, box, box)
-    spans = [range(extent)[own] for own, extent in zip(shard.owned, shape, strict=True)]
+    spans = shard.counted(shape)
     start = tuple(first + span.start for first, span in zip(shard.start, spans, strict=True))
-    return Held(leaf, dtype, shard.global_shape, box, Box(start, tuple(map(len, spans))))
+    owned = Box(start, tuple(map(len, spans)))
+    return Held(leaf, dtype, shard.global_shape, Box(shard.start, shape), owned)
 
 
 # Plain values.

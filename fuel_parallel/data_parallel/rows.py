@@ -51,7 +51,7 @@ def shard_of_rows(shape: Shape, outer: Shard | None, comm: Communicator) -> Shar
     start = (outer.start[0] + mine.start, *outer.start[1:])
     owned = outer.owned
     if owned is not None:
-        counted = range(shape[0])[owned[0]]
+        counted = outer.counted(shape)[0]
         first, last = (min(max(row, mine.start), mine.stop) - mine.start for row in (counted.start, counted.stop))
         owned = (slice(first, last), *owned[1:])
     return RowShard(outer.global_shape, start, owned, outer)

@@ -13,7 +13,6 @@ from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter
 from fuel_parallel.optim.adam import AdamW
 from fuel_parallel.optim.optimizer import Optimizer, PerParameter, zeros_for
-from fuel_parallel.optim.ownership import counted_box
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Jordan's coefficients: singular values come close to 1 in five iterations, and stay between about 0.7 and 1.2."""
@@ -117,12 +116,13 @@ class Muon(Optimizer):
             return newton_schulz(x, self.iterations)
         # Every rank puts what counts as its own into a matrix of zeros. Unlike an all-gather that needs no rule of how
         # parts are cut, and it is one collective on all ranks, also on those that hold nothing, or everything.
-        box = counted_box(parameter)
+        spans = shard.counted(x.shape)
         widths = [
-            (start + own.start, extent - start - own.stop)
-            for start, own, extent in zip(shard.start, box, shard.global_shape, strict=True)
+            (start + span.start, extent - start - span.stop)
+            for start, span, extent in zip(shard.start, spans, shard.global_shape, strict=True)
         ]
-        whole = newton_schulz(self.comm.all_reduce(manipulation.pad(x[box], widths)), self.iterations)
+        own = x[tuple(slice(span.start, span.stop) for span in spans)]
+        whole = newton_schulz(self.comm.all_reduce(manipulation.pad(own, widths)), self.iterations)
         return whole[tuple(slice(start, start + n) for start, n in zip(shard.start, x.shape, strict=True))]
 
     def __state__(self) -> dict[str, Any]:

@@ -5,20 +5,6 @@ from __future__ import annotations
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter, RowShard
 
-Box = tuple[slice, ...]
-
-
-def counted_box(parameter: Parameter) -> Box:
-    """The slice, in each dimension, of what counts for this rank of a parameter's elements; starts and stops are given.
-
-    >>> from fuel_parallel import Shard
-    >>> counted_box(Parameter([1.0, 2.0, 3.0], shard=Shard((6,), (3,), owned=(slice(1, None),))))
-    (slice(1, 3, 1),)
-    """
-    owned = None if parameter.shard is None else parameter.shard.owned
-    slices = (slice(None),) * parameter.ndim if owned is None else owned
-    return tuple(slice(*own.indices(extent)) for own, extent in zip(slices, parameter.shape, strict=True))
-
 
 def counted(parameter: Parameter, gradient: Tensor, tp_rank: int, dp_rank: int) -> Tensor | None:
     """The part of a parameter's gradient that this rank counts; None for nothing.
@@ -30,7 +16,9 @@ def counted(parameter: Parameter, gradient: Tensor, tp_rank: int, dp_rank: int) 
     if (dp_rank and not over_dp) or (tp_rank and not over_tp):
         return None
     shard = parameter.shard
-    return gradient if shard is None or shard.owned is None else gradient[counted_box(parameter)]
+    if shard is None or shard.owned is None:
+        return gradient
+    return gradient[tuple(slice(span.start, span.stop) for span in shard.counted(parameter.shape))]
 
 
 def cut_over(parameter: Parameter) -> tuple[bool, bool]:
