@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fuel_parallel.errors import ArgumentError, ShapeError
+from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter, Variable
+from fuel_parallel.optim.optimizer import check_gradients
 
 
 class GradientAccumulator:
@@ -39,11 +40,7 @@ class GradientAccumulator:
 
     def add(self, gradients: Sequence[Tensor]) -> None:
         """Takes the gradients of one micro-batch, one for each parameter, in their order. Computes nothing."""
-        if len(gradients) != len(self._sums):
-            raise ArgumentError(f"add: {len(self._sums)} parameters, but {len(gradients)} gradients")
-        for index, (total, gradient) in enumerate(zip(self._sums, gradients, strict=True)):
-            if gradient.shape != total.shape:
-                raise ShapeError(f"add: parameter {index} has shape {total.shape}, its gradient {gradient.shape}")
+        check_gradients("add", self._sums, gradients)
         for total, gradient in zip(self._sums, gradients, strict=True):
             wide = creation.astype(gradient, total.dtype)
             total.assign(total + wide if self.count else wide)

@@ -14,12 +14,12 @@ from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.data_parallel.gradients import BUCKET_BYTES, average_gradients, buckets
 from fuel_parallel.data_parallel.rows import Bucket, check_same, own_rows, shard_of_rows
 from fuel_parallel.data_parallel.sharded_parameters import ShardedParameter
-from fuel_parallel.errors import ArgumentError, ShapeError
+from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter, Shard, Variable
-from fuel_parallel.optim.optimizer import Optimizer, rekeyed
+from fuel_parallel.optim.optimizer import Optimizer, check_gradients, rekeyed
 
 
 class ShardedOptimizer:
@@ -93,14 +93,9 @@ class ShardedOptimizer:
         stage 2 buckets are reduce-scattered, the last gradients first, and a whole gradient is let go when its bucket
         has left. In stage 1 they are all-reduced.
         """
-        if len(gradients) != len(self.parameters):
-            raise ArgumentError(f"update: {len(self.parameters)} parameters, but {len(gradients)} gradients")
-        for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
-            if gradient.shape != parameter.shape:
-                raise ShapeError(
-                    f"update: parameter {index} has shape {parameter.shape}, its gradient {gradient.shape}; for rows "
-                    "that reduce_gradients has made, say reduced=True"
-                )
+        check_gradients(
+            "update", self.parameters, gradients, "; for rows that reduce_gradients has made, say reduced=True"
+        )
         if self._comm.world_size == 1:
             return list(gradients)
         if self.stage == 1:

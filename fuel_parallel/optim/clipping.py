@@ -14,6 +14,7 @@ from fuel_parallel.lazy.ops import binary, creation, elementwise, manipulation, 
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import flatten, unflatten
 from fuel_parallel.module import Parameter
+from fuel_parallel.optim.optimizer import check_gradients
 from fuel_parallel.optim.ownership import counted, cut_over
 
 
@@ -122,13 +123,8 @@ def _check_limit(what: str, value: float | Tensor) -> None:
 def _check(
     gradients: list[Any], parameters: Sequence[Parameter], tp: Communicator | None, dp: Communicator | None
 ) -> None:
-    if len(gradients) != len(parameters):
-        raise ArgumentError(f"clip_by_global_norm: {len(parameters)} parameters, but {len(gradients)} gradients")
-    for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-        if gradient.shape != parameter.shape:
-            raise ShapeError(
-                f"clip_by_global_norm: parameter {index} has shape {parameter.shape}, its gradient {gradient.shape}"
-            )
+    check_gradients("clip_by_global_norm", parameters, gradients)
+    for index, parameter in enumerate(parameters):
         for name, comm, is_cut in zip(("tp", "dp"), (tp, dp), cut_over(parameter), strict=True):
             if is_cut and comm is None and parameter.shard is not None:
                 raise ArgumentError(

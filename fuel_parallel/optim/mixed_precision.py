@@ -14,7 +14,7 @@ from fuel_parallel.lazy.ops import binary, creation, elementwise, manipulation, 
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import tensors_of
 from fuel_parallel.module import Parameter, Variable
-from fuel_parallel.optim.optimizer import Optimizer, rekeyed
+from fuel_parallel.optim.optimizer import Optimizer, check_gradients, rekeyed
 
 FIRST_SCALE = 2.0**15
 """Of float16, whose greatest number is just below 2**16."""
@@ -101,7 +101,7 @@ class MixedPrecision(Optimizer):
 
     def update(self, gradients: Sequence[Tensor]) -> None:
         """One step of the masters, with the gradients of `scaled(loss)`; the parameters become copies of them."""
-        self._check(gradients)
+        check_gradients("update", self.parameters, gradients)
         by = 1 / self.loss_scale
         unscaled = [
             creation.astype(g, master.dtype) * creation.astype(by, master.dtype)

@@ -64,17 +64,8 @@ class Optimizer:
 
     def update(self, gradients: Sequence[Tensor]) -> None:
         """One step, with a gradient for each parameter in the order in which the parameters were given."""
-        self._check(gradients)
+        check_gradients("update", self.parameters, gradients)
         self._update([creation.astype(g, p.dtype) for g, p in zip(gradients, self.parameters, strict=True)])
-
-    def _check(self, gradients: Sequence[Tensor]) -> None:
-        if len(gradients) != len(self.parameters):
-            raise ArgumentError(f"update: {len(self.parameters)} parameters, but {len(gradients)} gradients")
-        for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
-            if gradient.shape != parameter.shape:
-                raise ShapeError(
-                    f"update: parameter {index} has shape {parameter.shape}, its gradient {gradient.shape}"
-                )
 
     def _update(self, gradients: list[Tensor]) -> None:
         """Rebinds parameters and state; gradients have the shapes and dtypes of the parameters."""
@@ -126,6 +117,17 @@ class Optimizer:
 
     def __tensors__(self) -> list[Any]:
         return [*self.parameters, *[v for v in _nested(vars(self)) if v is not self._lr]]
+
+
+def check_gradients(function: str, parameters: Sequence[Tensor], gradients: Sequence[Tensor], remedy: str = "") -> None:
+    """Raises the user's error, in the name of a function, where there is not one gradient for each parameter."""
+    if len(gradients) != len(parameters):
+        raise ArgumentError(f"{function}: {len(parameters)} parameters, but {len(gradients)} gradients")
+    for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        if gradient.shape != parameter.shape:
+            raise ShapeError(
+                f"{function}: parameter {index} has shape {parameter.shape}, its gradient {gradient.shape}{remedy}"
+            )
 
 
 def zeros_for(parameters: Sequence[Parameter]) -> list[Variable]:
