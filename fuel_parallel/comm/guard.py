@@ -38,7 +38,7 @@ from fuel_parallel.comm.mismatch import Row, describe
 from fuel_parallel.comm.node_local import ranks_of_my_node
 from fuel_parallel.comm.shared_reduction import progress
 from fuel_parallel.comm.standstill import Standstill, wait_until
-from fuel_parallel.comm.transport import Pending
+from fuel_parallel.comm.transport import Pending, Receiving
 from fuel_parallel.errors import CollectiveMismatchError
 from fuel_parallel.lazy import effects
 from fuel_parallel.lazy.node import Attrs, Line, describe_line, script_line
@@ -187,6 +187,17 @@ class Guard:
         finally:
             self.receiving = None
 
+    def await_posted(self, message: Message, receiving: Receiving) -> None:
+        """Returns when the message of a posted receive has come."""
+        if receiving.has_come():
+            return
+        source = message.source
+        self.receiving = message
+        try:
+            self._wait(receiving.has_come, lambda: [source], self._sender_ended(source))
+        finally:
+            self.receiving = None
+
     def _sender_ended(self, source: int) -> Callable[[], None]:
         since = 0.0
 
@@ -245,7 +256,7 @@ class Guard:
         """The ranks that this one waits for, as far as it can know."""
         receiving = self.receiving
         if receiving is not None:
-            return [receiving.attrs[receiving.op.attr_names.index("source")]]
+            return [receiving.source]
         inside = self.inside
         if self.exchange is None or inside < 0:
             return []

@@ -20,6 +20,12 @@ class Message(NamedTuple):
     attrs: Attrs
     line: Line | None
 
+    @property
+    def source(self) -> int:
+        """The rank that a receive waits for."""
+        rank: int = self.attrs[self.op.attr_names.index("source")]
+        return rank
+
     def __str__(self) -> str:
         facts = dict(zip(self.op.attr_names[1:], self.attrs[1:], strict=True))
         if "dest" in facts:

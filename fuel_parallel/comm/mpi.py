@@ -20,7 +20,7 @@ from fuel_parallel.comm.guard import Guard
 from fuel_parallel.comm.node_local import NodeLocalTransport
 from fuel_parallel.comm.reduction import BY_MPI, averaged
 from fuel_parallel.comm.shared_reduction import settle
-from fuel_parallel.comm.transport import Done, Host, Pending, Transport, check_buffers, check_host, filled
+from fuel_parallel.comm.transport import Done, Host, Pending, Receiving, Transport, check_buffers, check_host, filled
 from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.effects import run_pending
@@ -301,10 +301,10 @@ class MpiTransport(Transport):
                 self.tag,
             )
 
-    def send(self, x: Host, dest: int, tag: int) -> None:
+    def send(self, x: Host, dest: int, tag: int, *, final: bool = False) -> None:
         _in_flight[:] = [(request, buffer) for request, buffer in _in_flight if not request.Test()]
         # A copy: the plan may use the memory again before the message is through.
-        for piece in pieces(x.copy()):
+        for piece in pieces(x if final else x.copy()):
             _in_flight.append((self.comm.Isend(self.words(piece), dest, tag), piece))
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
@@ -320,6 +320,9 @@ class MpiTransport(Transport):
                 )
             self.comm.Recv(self.words(piece), source, tag)
         return result
+
+    def start_recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Receiving:
+        return MpiReceive(self, self.xp.empty(shape, dtype=dtype), source, tag)
 
     def barrier(self) -> None:
         self.comm.Barrier()
@@ -386,6 +389,18 @@ class MpiExchange(MpiRequests):
         comm, tag = transport.comm, transport.tag
         self.requests = [comm.Irecv(transport.words(piece), source, tag) for piece in pieces(self.result)]
         self.requests += [comm.Isend(transport.words(piece), dest, tag) for piece in pieces(x)]
+
+
+class MpiReceive(MpiRequests, Receiving):
+    """Messages that fill an array, one for each piece."""
+
+    def __init__(self, transport: MpiTransport, result: Host, source: int, tag: int) -> None:
+        self.result = result
+        self.requests = [transport.comm.Irecv(transport.words(piece), source, tag) for piece in pieces(result)]
+        _under_way.add(self)
+
+    def has_come(self) -> bool:
+        return all([request.Test() for request in self.requests])
 
 
 class MpiGather(MpiRequests):

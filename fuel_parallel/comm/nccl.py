@@ -24,7 +24,7 @@ from fuel_parallel.backends.device_memory import DeviceMemory, Event
 from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.reduction import averaged
 from fuel_parallel.comm.shared_reduction import settle
-from fuel_parallel.comm.transport import Pending, Transport, check_array
+from fuel_parallel.comm.transport import Pending, Receiving, Transport, check_array
 from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
@@ -231,13 +231,17 @@ class NcclTransport(Transport):
 
     # What needs tags, or host arrays only.
 
-    def send(self, x: Array, dest: int, tag: int) -> None:
+    def send(self, x: Array, dest: int, tag: int, *, final: bool = False) -> None:
         """See `Transport.send`."""
-        self.staged.send(x, dest, tag)
+        self.staged.send(x, dest, tag, final=final)
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Array:
         """See `Transport.recv`."""
         return self.staged.recv(shape, dtype, source, tag)
+
+    def start_recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Receiving:
+        """See `Transport.start_recv`."""
+        return self.staged.start_recv(shape, dtype, source, tag)
 
     def barrier(self) -> None:
         """See `Transport.barrier`."""

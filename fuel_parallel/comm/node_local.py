@@ -37,7 +37,7 @@ from fuel_parallel.comm.node_memory import NodeMemory, memory_of
 from fuel_parallel.comm.reduction import BY_MPI, averaged, same_bits_everywhere, wide_dtype
 from fuel_parallel.comm.shared_reduction import SharedReduction, SharedScatter, settle
 from fuel_parallel.comm.thresholds import KINDS, NEVER, least_bytes, read_table
-from fuel_parallel.comm.transport import Done, Host, Pending, Transport, check_buffers, check_host, filled
+from fuel_parallel.comm.transport import Done, Host, Pending, Receiving, Transport, check_buffers, check_host, filled
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
 from fuel_parallel.partitioning import partition
@@ -245,14 +245,18 @@ class NodeLocalTransport(Transport):
         settle()
         return self.plain.start_exchange(x, dest, source)
 
-    def send(self, x: Host, dest: int, tag: int) -> None:
+    def send(self, x: Host, dest: int, tag: int, *, final: bool = False) -> None:
         """See `Transport.send`."""
-        self.plain.send(x, dest, tag)
+        self.plain.send(x, dest, tag, final=final)
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
         """See `Transport.recv`."""
         settle()
         return self.plain.recv(shape, dtype, source, tag)
+
+    def start_recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Receiving:
+        """See `Transport.start_recv`."""
+        return self.plain.start_recv(shape, dtype, source, tag)
 
     def barrier(self) -> None:
         """See `Transport.barrier`."""

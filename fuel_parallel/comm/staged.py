@@ -23,7 +23,7 @@ import numpy as np
 from fuel_parallel.backends.device_memory import DeviceMemory, Event
 from fuel_parallel.comm.background import Background
 from fuel_parallel.comm.communicator import ReduceOp
-from fuel_parallel.comm.transport import Host, Pending, Transport, check_array, filled
+from fuel_parallel.comm.transport import Host, Pending, Receiving, Transport, check_array, filled
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
 
@@ -191,7 +191,7 @@ class StagedTransport(Transport):
 
     # Whole, as one message: whoever receives may do so in host memory.
 
-    def send(self, x: Array, dest: int, tag: int) -> None:
+    def send(self, x: Array, dest: int, tag: int, *, final: bool = False) -> None:
         """See `Transport.send`."""
         host = np.empty(x.shape, x.dtype)
         flat, target = x.reshape(-1), host.reshape(-1)
@@ -201,12 +201,19 @@ class StagedTransport(Transport):
             target[parts[turn]] = slot.loaded[0]
 
         self._pipeline(len(parts), lambda slot, turn: slot.load([flat[parts[turn]]]), keep, lambda *_: None)
-        self.host.send(host, dest, tag)
+        self.host.send(host, dest, tag, final=True)
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Array:
         """See `Transport.recv`."""
-        host = self.host.recv(shape, dtype, source, tag).reshape(-1)
-        result = self.memory.array_module.empty(shape, dtype=dtype)
+        return self._to_device(self.host.recv(shape, dtype, source, tag))
+
+    def start_recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Receiving:
+        """See `Transport.start_recv`."""
+        return _ToDevice(self.host.start_recv(shape, dtype, source, tag), self._to_device)
+
+    def _to_device(self, array: Host) -> Array:
+        host = array.reshape(-1)
+        result = self.memory.array_module.empty(array.shape, dtype=array.dtype)
         parts, target = self._parts(result), result.reshape(-1)
         self._pipeline(
             len(parts),
@@ -289,6 +296,21 @@ class StagedTransport(Transport):
         step = max(self.slot_bytes // whole.dtype.itemsize // len(rows), 1)
         turns = max(-(-max(rows) * width // step), 1)
         return list(_cut(rows, width, step, turns)), turns
+
+
+class _ToDevice(Receiving):
+    """A receive that comes to the host first."""
+
+    def __init__(self, receiving: Receiving, to_device: Callable[[Host], Array]) -> None:
+        self._receiving, self._to_device = receiving, to_device
+
+    def has_come(self) -> bool:
+        """See `Receiving.has_come`."""
+        return self._receiving.has_come()
+
+    def wait(self) -> Array:
+        """See `Pending.wait`."""
+        return self._to_device(self._receiving.wait())
 
 
 class _Slot:

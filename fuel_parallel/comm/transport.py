@@ -51,6 +51,18 @@ class Done(Pending):
         return self.result
 
 
+class Receiving(Pending):
+    """A receive that was posted."""
+
+    @abstractmethod
+    def has_come(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    def progress(self) -> None:
+        """See `Pending.progress`."""
+        self.has_come()
+
+
 class Transport(ABC):
     """What a communicator needs of the wire."""
 
@@ -134,12 +146,16 @@ class Transport(ABC):
         return Done(self.exchange(x, dest, source))
 
     @abstractmethod
-    def send(self, x: Host, dest: int, tag: int) -> None:
-        """Sends without waiting for the receiver."""
+    def send(self, x: Host, dest: int, tag: int, *, final: bool = False) -> None:
+        """Sends without waiting for the receiver. A `final` array is never written again, and need not be copied."""
 
     @abstractmethod
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
         """Waits for an array from `source`."""
+
+    @abstractmethod
+    def start_recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Receiving:
+        """Posts a receive, so that the message may come while other work is done."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -227,4 +243,4 @@ class NoTransport(Transport):
     all_reduce = start_all_reduce = reduce = broadcast = all_gather = reduce_scatter = start_reduce_scatter = scan = (
         _any_call
     )
-    all_to_all = exchange = start_exchange = send = recv = barrier = _any_call
+    all_to_all = exchange = start_exchange = send = recv = start_recv = barrier = _any_call

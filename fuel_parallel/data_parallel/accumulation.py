@@ -51,14 +51,23 @@ class GradientAccumulator:
 
         Raises `ArgumentError` if none were.
         """
-        if not self.count:
-            raise ArgumentError("mean: no gradients were added since the last one; call add for each micro-batch first")
         count = creation.asarray(np.float64(self.count))  # data: another number of them does not make another plan
-        means = [Tensor(total.node) / creation.astype(count, total.dtype) for total in self._sums]
+        return [total / creation.astype(count, total.dtype) for total in self._take("mean")]
+
+    def sum(self) -> list[Tensor]:
+        """The sum of the gradients that were added, lazy; like `mean` otherwise."""
+        return self._take("sum")
+
+    def _take(self, function: str) -> list[Tensor]:
+        if not self.count:
+            raise ArgumentError(
+                f"{function}: no gradients were added since the last one; call add for each micro-batch first"
+            )
+        sums = [Tensor(total.node) for total in self._sums]
         for total in self._sums:
             total.assign(creation.zeros_like(total))
         self.count = 0
-        return means
+        return sums
 
     def __tensors__(self) -> list[Variable]:
         return self._sums

@@ -43,11 +43,9 @@ def grad(loss: Tensor, wrt: Any, *, cotangent: Tensor | None = None) -> Any:
             what = f"{leaf.dtype.name} tensor" if isinstance(leaf, Tensor) else type(leaf).__name__
             raise GradientError(f"grad: gradients are taken with respect to floating tensors, not a {what}")
     start = creation.ones_like(loss) if cotangent is None else cotangent
-    cotangents = _backward(loss.node, [leaf.node for leaf in leaves], start)
-    return unflatten(
-        structure,
-        [creation.zeros_like(leaf) if (g := cotangents.get(leaf.node)) is None else g for leaf in leaves],
-    )
+    pullback = Pullback([loss], [start], leaves)
+    pullback.finish()
+    return unflatten(structure, [pullback.cotangent(leaf) for leaf in leaves])
 
 
 def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Any, Any]]:
@@ -86,19 +84,89 @@ def _check_loss(loss: Tensor, cotangent: Tensor | None) -> None:
         )
 
 
-def _backward(loss: Node, wrt: list[Node], start: Tensor) -> dict[Node, Tensor]:
-    wanted = set(wrt)
-    sends = effects.take_differentiable()
-    order, dependent = _paths([loss, *sends], wanted)
-    # What was sent is part of other ranks' losses; its cotangent is received, so any value starts it.
-    again = _Again(order)
-    cotangents = {loss: start} | {send: creation.zeros((0,)) for send in sends}
-    for node in order:
-        g = cotangents.get(node) if node in wanted else cotangents.pop(node, None)
-        if g is None or (not node.inputs and not node.op.crosses_ranks):
-            continue
-        _push(node, g, dependent, cotangents, again)
-    return cotangents
+class Pullback:
+    """A backward pass that can be taken in parts: from the cotangents of `outputs` to those of `wrt`.
+
+    `through(sources)` goes as far as the cotangents of `sources`, and leaves what lies beside that way undone: the
+    gradients of weights, say, while another rank waits for the gradient of the input. `finish` does the rest. Both
+    build nodes and compute nothing.
+
+    Args:
+        outputs: Floating tensors.
+        cotangents: One for each output, of its shape and dtype.
+        wrt: Floating tensors.
+
+    Raises `GradientError` like `grad`.
+
+    >>> x, weight = creation.asarray([1.0, 2.0]), creation.asarray([3.0, 4.0])
+    >>> pullback = Pullback([x * weight], [creation.ones(2)], [x, weight])
+    >>> pullback.through([x])
+    >>> pullback.cotangent(x).tolist()
+    [3.0, 4.0]
+    >>> pullback.finish()
+    >>> pullback.cotangent(weight).tolist()
+    [1.0, 2.0]
+    """
+
+    def __init__(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor], wrt: Sequence[Tensor]) -> None:
+        self._wanted = {tensor.node for tensor in wrt}
+        sends = effects.take_differentiable()
+        self._left, self._dependent = _paths([*[t.node for t in outputs], *sends], self._wanted)
+        self._again = _Again(self._left)
+        # What was sent is part of other ranks' losses; its cotangent is received, so any value starts it.
+        self._cotangents = {send: creation.zeros((0,)) for send in sends}
+        for output, cotangent in zip(outputs, cotangents, strict=True):
+            before = self._cotangents.get(output.node)
+            self._cotangents[output.node] = cotangent if before is None else before + cotangent
+        self.passed: list[Tensor] = []
+        """The cotangents of what `through` has gone through, the first ones first."""
+
+    def through(self, sources: Iterable[Tensor]) -> None:
+        """Goes back through all that depends on `sources`, by integers as well."""
+        below = _depending_on({tensor.node for tensor in sources}, self._left)
+        self.passed += self._go([node for node in self._left if node in below])
+        self._left = [node for node in self._left if node not in below]
+        self._dependent.intersection_update(self._left)  # what nobody needs any more is let go
+
+    def finish(self) -> None:
+        """Goes back through what is left."""
+        self._go(self._left)
+        self._left, self.passed = [], []
+
+    def cotangent(self, tensor: Tensor) -> Tensor:
+        """That of a wanted tensor, as far as the pass has come; zero if nothing depends on it."""
+        found = self._cotangents.get(tensor.node)
+        return creation.zeros_like(tensor) if found is None else found
+
+    def arrived(self) -> list[Tensor]:
+        """The cotangents that the pass has come to and not gone on from, those of wanted tensors among them."""
+        return list(self._cotangents.values())
+
+    def _go(self, nodes: Sequence[Node]) -> list[Tensor]:
+        cotangents, passed = self._cotangents, []
+        for node in nodes:
+            g = cotangents.get(node) if node in self._wanted else cotangents.pop(node, None)
+            if g is None or (not node.inputs and not node.op.crosses_ranks):
+                continue
+            _push(node, g, self._dependent, cotangents, self._again)
+            passed.append(g)
+        return passed
+
+
+def _depending_on(sources: set[Node], nodes: Sequence[Node]) -> set[Node]:
+    """The sources, and of all nodes below `nodes` those that are computed from one."""
+    seen: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.inputs)
+    found = set(sources)
+    for node in sorted(seen, key=lambda n: n.serial):
+        if any(i in found for i in node.inputs):
+            found.add(node)
+    return found
 
 
 class _Again:

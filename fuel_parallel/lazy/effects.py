@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from fuel_parallel.lazy.node import Attrs, Line, Node, Op, Spec
@@ -29,12 +31,15 @@ built: deque[Built] = deque(maxlen=128)
 """The collectives that were built last; for the message when ranks differ."""
 
 _kept: list[Node] = []
+_dry = False
 _differentiable: list[weakref.ref[Node]] = []
 _noted: list[weakref.ref[Node]] = []
 
 
 def keep(node: Node) -> None:
     """Holds a node until a plan has run it."""
+    if _dry:
+        return
     _kept.append(node)
     if node.op.has_effect and node.op.vjp:
         _differentiable.append(weakref.ref(node))
@@ -42,9 +47,22 @@ def keep(node: Node) -> None:
 
 def note(node: Node) -> None:
     """Remembers a collective for the order of later plans, without holding it."""
+    if _dry:
+        return
     _noted.append(weakref.ref(node))
     spec = node.inputs[0].spec if node.inputs else node.spec
     built.append(Built(node.serial, node.op, node.attrs, spec, node.line))
+
+
+@contextmanager
+def dry_run() -> Iterator[None]:
+    """Nodes built inside are looked at and never run: collectives among them have no place in the script's order."""
+    global _dry
+    before, _dry = _dry, True
+    try:
+        yield
+    finally:
+        _dry = before
 
 
 def take() -> list[Node]:
@@ -56,7 +74,8 @@ def take() -> list[Node]:
 def take_differentiable() -> list[Node]:
     """The sends that the next backward pass answers for, each once: those not yet run."""
     taken = [node for ref in _differentiable if (node := ref()) is not None and node.value is None]
-    _differentiable.clear()
+    if not _dry:
+        _differentiable.clear()
     return taken
 
 

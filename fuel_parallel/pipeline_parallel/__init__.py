@@ -1,4 +1,4 @@
-"""Pipeline parallelism: schedules as data. One list of actions for each rank is built, proven, timed and drawn.
+"""Pipeline parallelism: schedules as data. One list of actions for each rank is built, proven, timed, drawn and run.
 
 >>> from fuel_parallel.pipeline_parallel import build, check, lower, simulate
 >>> schedule = lower(build("1f1b", num_ranks=4, num_microbatches=8))
@@ -6,6 +6,11 @@
 >>> simulate(schedule).total
 33.0
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from fuel_parallel.pipeline_parallel.actions import Action, ActionKind, parse_action, parse_actions, text_of
 from fuel_parallel.pipeline_parallel.assignment import StageAssignment
@@ -17,12 +22,21 @@ from fuel_parallel.pipeline_parallel.schedule_file import from_csv, read_csv, to
 from fuel_parallel.pipeline_parallel.search import Candidate, Workload, search
 from fuel_parallel.pipeline_parallel.simulate import Costs, Span, Timeline, simulate
 
+if TYPE_CHECKING:
+    from fuel_parallel.pipeline_parallel.run import PipelineModel, PipelineResult, PipelineRunner
+
+# What has tensors is imported when it is first used: schedules are for the launcher, too.
+_AT_WORK = frozenset({"PipelineModel", "PipelineResult", "PipelineRunner"})
+
 __all__ = [
     "Action",
     "ActionKind",
     "Candidate",
     "Costs",
     "PipelineConfig",
+    "PipelineModel",
+    "PipelineResult",
+    "PipelineRunner",
     "Schedule",
     "ScheduleKind",
     "ScheduleStep",
@@ -46,3 +60,10 @@ __all__ = [
     "v_shape",
     "with_reductions",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _AT_WORK:
+        raise AttributeError(f"module 'fuel_parallel.pipeline_parallel' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module("fuel_parallel.pipeline_parallel.run"), name)
+    return value

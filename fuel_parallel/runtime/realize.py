@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from fuel_parallel import failure
 from fuel_parallel.backends import backend_of
 from fuel_parallel.lazy import effects
 from fuel_parallel.lazy.node import History, Node, lose
+from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import tensors_of
 from fuel_parallel.runtime.execute import execute
 from fuel_parallel.runtime.graph import trace
@@ -42,6 +44,24 @@ def realize(*things: Any) -> None:
         _run(_with_older_collectives(roots), set(roots), state)
 
 
+Choose = Callable[[list[Node]], Sequence[int]]
+
+
+def hold(tensors: Sequence[Tensor], choose: Choose) -> list[Any]:
+    """Computes tensors and returns their values, contiguous arrays; unlike `realize`, lets no graph go.
+
+    Gradients can be taken afterwards. `choose` is given the nodes that are about to be computed, oldest first, and
+    returns the places of those whose values are to be held for that. Whatever else is needed then, the tensors
+    themselves as well, is computed again; collectives are not, they run once.
+    """
+    nodes = [tensor.node for tensor in tensors]
+    arrays = {node: node.value for node in nodes if node.value is not None}
+    roots = [*[node for node in nodes if node.value is None], *effects.take()]
+    if roots:
+        _run(_with_older_collectives(roots), set(), set(), choose, arrays)
+    return [backend_of(node.spec.device).settle(arrays[node]) for node in nodes]
+
+
 def _with_older_collectives(roots: list[Node]) -> list[Node]:
     """The roots, and the older collectives that somebody holds and that no root leads to."""
     if not effects.any_noted():
@@ -64,15 +84,25 @@ def _below(roots: list[Node]) -> set[Node]:
     return seen
 
 
-def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
+def _run(
+    roots: list[Node],
+    targets: set[Node],
+    state: set[Node],
+    choose: Choose | None = None,
+    arrays: dict[Node, Any] | None = None,
+) -> None:
+    """Computes the roots. `targets` let their graph go; `choose` and `arrays`, which is filled, are as for `hold`."""
     if recorder:
         recorder.begin()
     graph, leaves, computed = trace(roots)
     uses = Counter(i for node in computed for i in node.inputs)
     again = _needed_again(computed, targets, uses)
+    chosen = [] if choose is None else choose(computed)
+    held = {computed[place] for place in chosen}
     # The value of a collective that nobody else needs is let go like any other.
-    needed = again | targets
-    graph = replace(graph, outputs=tuple(n for n in graph.outputs if computed[n - len(leaves)] in needed))
+    needed = again | targets if arrays is None else again | targets | held | set(roots)
+    outputs = dict.fromkeys([*graph.outputs, *[len(leaves) + place for place in chosen]])
+    graph = replace(graph, outputs=tuple(n for n in outputs if computed[n - len(leaves)] in needed))
     if recorder:
         recorder.phase("plan")
     plan = plans.plan_for(graph)
@@ -96,8 +126,13 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
     for number, value in zip(graph.outputs, values, strict=True):
         node = computed[number - len(leaves)]
         if node not in targets:
-            # A collective runs once: whoever still holds the node finds its value.
-            node.value = value
+            if arrays is not None:
+                arrays[node] = value
+            if node in held:
+                node.value = backend_of(node.spec.device).settle(value)
+            elif node.op.crosses_ranks:
+                # A collective runs once: whoever still holds the node finds its value.
+                node.value = value
             continue
         node.release(backend_of(node.spec.device).settle(value), None if node in state else history)
     if recorder:

@@ -1,0 +1,276 @@
+"""`PipelineRunner`: a schedule, run on the stages of this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fuel_parallel.comm.communicator import Communicator, ReduceOp
+from fuel_parallel.data_parallel.gradients import average_gradients
+from fuel_parallel.errors import ArgumentError, ScheduleError
+from fuel_parallel.lazy.node import Spec
+from fuel_parallel.lazy.ops import creation, manipulation
+from fuel_parallel.lazy.tensor import Tensor
+from fuel_parallel.module import Module, Parameter
+from fuel_parallel.pipeline_parallel.actions import Action, ActionKind
+from fuel_parallel.pipeline_parallel.check import check
+from fuel_parallel.pipeline_parallel.dependencies import partner
+from fuel_parallel.pipeline_parallel.lower import with_reductions
+from fuel_parallel.pipeline_parallel.run.batch import Batch
+from fuel_parallel.pipeline_parallel.run.links import Links
+from fuel_parallel.pipeline_parallel.run.result import PipelineResult
+from fuel_parallel.pipeline_parallel.run.stage import Loss, StageRun
+from fuel_parallel.pipeline_parallel.run.tied import TiedParameters
+from fuel_parallel.pipeline_parallel.schedule import Schedule
+
+Array = Any
+
+POSTED_AHEAD = 3
+"""For how many of the actions to come receives are posted: each holds the memory of its message."""
+
+
+class PipelineRunner:
+    """Runs a schedule on the stages of this rank: forwards, backwards, and the messages between.
+
+    Making one is collective over `comm`, and so is each `step`. The schedule is proven first; where it has messages of
+    its own these are left out, for a message is sent as soon as it is made, and its receive posted some actions ahead.
+
+    Args:
+        stages: The modules of the stages that the schedule gives to this rank, by their numbers. Each is called with
+            the tensors that the one before it returns, a tensor or a tuple of them; the first with those of the batch.
+        schedule: As many ranks as `comm` has.
+        comm: The ranks of this pipeline, such as `mesh["pp"]`.
+        loss: `loss(output, targets)` of a micro-batch: a floating scalar, the mean over its rows. On the rank of the
+            last stage; needed if the schedule has a backward.
+        dp: The ranks that have the same stages and other rows, such as `mesh["dp"]`: gradients and losses are averaged
+            over them.
+        recompute: Whether a backward first computes the stage's forward again: in flight, micro-batches then hold the
+            input of a stage, and the values of its collectives, only (Chen et al., 2016, arXiv:1604.06174).
+        tied: Parameters that other ranks of the pipeline have copies of, by a name that all of these give: an embedding
+            on the first stage that is the head of the last. They become equal here, and get the sum of the gradients.
+
+    Raises `ScheduleError` when the schedule cannot run, `ArgumentError` when stages and schedule do not go together.
+
+    >>> import fuel_parallel as fp, fuel_parallel.lazy as ft
+    >>> from fuel_parallel.pipeline_parallel import build
+    >>> layer = fp.Linear(2, 1, ft.random.Generator(0))
+    >>> runner = PipelineRunner({0: layer}, build("1f1b", 1, 4), fp.IdentityComm(), loss=lambda y, t: ft.mean((y - t) ** 2))
+    >>> result = runner.step(ft.ones((8, 2)), ft.zeros((8, 1)))
+    >>> abs(result.loss.item() - ft.mean(layer(ft.ones((8, 2))) ** 2).item()) < 1e-6, len(result.gradients)
+    (True, 2)
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, Module],
+        schedule: Schedule,
+        comm: Communicator,
+        *,
+        loss: Loss | None = None,
+        dp: Communicator | None = None,
+        recompute: bool = False,
+        tied: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        _check(stages, schedule, comm)
+        check(schedule)
+        self.schedule = with_reductions(schedule.computation()) if schedule.has_backward else schedule.computation()
+        self.comm = comm.group(range(comm.world_size), "pipeline")
+        self.dp = dp
+        last = schedule.num_stages - 1
+        self._has_loss: bool = self.comm.broadcast_object(loss is not None, schedule.placement[-1], type=bool)
+        if loss is None and last in stages and schedule.has_backward:
+            raise ArgumentError(
+                f"PipelineRunner: rank {comm.rank} has the last stage, and {schedule.name} has a backward: give loss=, "
+                "a function of the output and the targets of a micro-batch"
+            )
+        self._runs = {
+            number: StageRun(
+                stages[number], loss=loss if number == last else None, is_first=number == 0, recompute=recompute
+            )
+            for number in sorted(stages)
+        }
+        self._order = self.schedule.orders[comm.rank]
+        self._links = Links(self.comm, self.schedule, {n: run.device for n, run in self._runs.items()})
+        self._tied = TiedParameters(self.comm, tied or {}, self.parameters())
+        self._do: dict[ActionKind, Callable[[Action], None]] = {
+            ActionKind.FORWARD: self._forward,
+            ActionKind.BACKWARD: self._backward,
+            ActionKind.BACKWARD_INPUT: self._backward,
+            ActionKind.BACKWARD_WEIGHT: self._backward_weight,
+            ActionKind.REDUCE_GRAD: self._reduce,
+        }
+        self._made: dict[Action, list[Array]] = {}
+        self._gradients: dict[Parameter, Tensor] = {}
+        self._pending: PipelineResult | None = None
+
+    def parameters(self) -> list[Parameter]:
+        """The parameters of the stages of this rank, each once."""
+        return list({id(p): p for run in self._runs.values() for p in run.parameters}.values())
+
+    def step(self, inputs: Any = None, targets: Any = None) -> PipelineResult:
+        """Runs the schedule once on a batch.
+
+        Args:
+            inputs: The batch on the rank of the first stage: a tensor or an array, or a tuple of them, which are cut
+                into micro-batches along dimension 0, of as equal sizes as can be.
+            targets: On the rank of the last stage what `loss` is given, any nest of them, cut in the same way.
+
+        Raises `ArgumentError` when the batch is missing, has fewer rows than there are micro-batches, or `targets`
+        have another number of rows.
+        """
+        self._begin(inputs, targets)
+        for place, action in enumerate(self._order):
+            for coming in self._order[place : place + POSTED_AHEAD]:
+                self._expect(coming)
+            self._do[action.kind](action)
+        return self._end()
+
+    # A step.
+
+    def _begin(self, inputs: Any, targets: Any) -> None:
+        if self._pending is not None:
+            self._pending.settle()
+        count, last = self.schedule.num_microbatches, self.schedule.num_stages - 1
+        self._inputs = Batch("inputs", inputs, count) if 0 in self._runs else None
+        self._links.begin(
+            None if self._inputs is None else self._inputs.rows, () if self._inputs is None else self._inputs.shapes
+        )
+        rows = self._links.rows
+        self._targets = None
+        if last in self._runs and self._runs[last].loss is not None:
+            self._targets = Batch("targets", targets, count)
+            if self._targets.rows != rows:
+                raise ArgumentError(
+                    f"PipelineRunner.step: targets have {sum(self._targets.rows)} rows on rank {self.comm.rank}, but "
+                    f"inputs have {sum(rows)} on rank {self.schedule.placement[0]}; both are of the same batch"
+                )
+        self._weights = [r / sum(rows) for r in rows]
+        self._losses: list[tuple[float, Array]] = []
+        self._made.clear()
+        self._gradients.clear()
+        self._outputs: list[list[Array]] = [[] for _ in range(count)]
+
+    def _forward(self, action: Action) -> None:
+        stage, microbatch = action.stage, action.microbatch
+        run = self._runs[stage]
+        arrays = self._arrays_for(action)
+        targets = None if self._targets is None or run.loss is None else self._targets.part(microbatch)
+        if self.schedule.has_backward:
+            outputs = run.forward(microbatch, arrays, targets)
+        else:
+            outputs = run.infer(arrays, targets)
+        if stage < self.schedule.num_stages - 1:
+            self._pass_on(action, outputs)
+        elif run.loss is None:
+            self._outputs[microbatch] = outputs
+        else:
+            self._losses.append((self._weights[microbatch], outputs[0]))
+
+    def _backward(self, action: Action) -> None:
+        run = self._runs[action.stage]
+        backward = run.backward if action.kind is ActionKind.BACKWARD else run.backward_input
+        gradients = backward(action.microbatch, self._arrays_for(action), self._weights[action.microbatch])
+        if action.stage:
+            self._pass_on(action, gradients)
+
+    def _backward_weight(self, action: Action) -> None:
+        self._runs[action.stage].backward_weight(action.microbatch)
+
+    def _reduce(self, action: Action) -> None:
+        run = self._runs[action.stage]
+        for parameter, gradient in zip(run.parameters, run.accumulator.sum(), strict=True):
+            before = self._gradients.get(parameter)
+            self._gradients[parameter] = gradient if before is None else before + gradient
+
+    def _end(self) -> PipelineResult:
+        gradients = [self._gradients[p] for p in self.parameters()] if self.schedule.has_backward else []
+        gradients = self._tied.summed(gradients)
+        if self.dp is not None:
+            gradients = average_gradients(gradients, self.dp)
+        loss: Tensor | None = None
+        if self._has_loss and self.comm.rank == self.schedule.placement[-1]:
+            loss = creation.asarray(np.float64(sum(weight * float(value) for weight, value in self._losses)))
+            if self.dp is not None:
+                loss = self.dp.all_reduce(loss, ReduceOp.AVG)
+            self._links.send_loss(loss.item())
+        awaited = self._links.receive_loss() if self._has_loss and loss is None else None
+        self._pending = PipelineResult(gradients, loss, awaited, self._joined())
+        return self._pending
+
+    # What goes from action to action.
+
+    def _arrays_for(self, action: Action) -> list[Array]:
+        receive = self._needs(action)
+        if receive is None:
+            return self._inputs.arrays(action.microbatch) if self._inputs and action.kind is ActionKind.FORWARD else []
+        if self._is_mine(receive):
+            return self._made.pop(receive)
+        return self._links.receive(receive, self._specs(receive))
+
+    def _pass_on(self, action: Action, arrays: list[Array]) -> None:
+        receive = next_receive(action)
+        if self._is_mine(receive):
+            self._made[receive] = arrays
+        else:
+            self._links.send(receive, arrays)
+
+    def _expect(self, action: Action) -> None:
+        receive = self._needs(action)
+        if receive is not None and not self._is_mine(receive):
+            specs = self._specs(receive)
+            if specs is not None or receive.kind is ActionKind.RECV_F:
+                self._links.expect(receive, specs)
+
+    def _needs(self, action: Action) -> Action | None:
+        """The receive that an action waits for, be it from a stage of this rank or of another; None at the ends."""
+        stage, microbatch = action.stage, action.microbatch
+        if action.kind is ActionKind.FORWARD and stage > 0:
+            return Action(ActionKind.RECV_F, stage, microbatch)
+        is_backward = action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+        if is_backward and stage < self.schedule.num_stages - 1:
+            return Action(ActionKind.RECV_B, stage, microbatch)
+        return None
+
+    def _is_mine(self, receive: Action) -> bool:
+        """Whether both ends of a message are on this rank."""
+        placement = self.schedule.placement
+        return placement[receive.stage] == placement[partner(receive).stage]
+
+    def _specs(self, receive: Action) -> list[Spec] | None:
+        """Of gradients, which are like what this stage has made."""
+        if receive.kind is ActionKind.RECV_F:
+            return None
+        return self._runs[receive.stage].cotangent_specs(receive.microbatch)
+
+    def _joined(self) -> Any:
+        """The outputs of all micro-batches."""
+        if self.schedule.num_stages - 1 not in self._runs or self._has_loss:
+            return None
+        joined = [
+            manipulation.concat([creation.asarray(array) for array in arrays], axis=0)
+            for arrays in zip(*self._outputs, strict=True)
+        ]
+        return joined[0] if len(joined) == 1 else tuple(joined)
+
+
+def next_receive(action: Action) -> Action:
+    """The receive, on the stage that is next, of what a forward or backward has made."""
+    if action.kind is ActionKind.FORWARD:
+        return Action(ActionKind.RECV_F, action.stage + 1, action.microbatch)
+    return Action(ActionKind.RECV_B, action.stage - 1, action.microbatch)
+
+
+def _check(stages: Mapping[int, Module], schedule: Schedule, comm: Communicator) -> None:
+    if schedule.num_ranks != comm.world_size:
+        raise ScheduleError(
+            f"PipelineRunner: {schedule.name} is for {schedule.num_ranks} ranks, but communicator {comm.name!r} has "
+            f"{comm.world_size}; build the schedule for that many"
+        )
+    expected = schedule.stages_of(comm.rank)
+    if sorted(stages) != expected:
+        raise ArgumentError(
+            f"PipelineRunner: {schedule.name} gives rank {comm.rank} the stages {expected}, but stages= has "
+            f"{sorted(stages)}"
+        )
