@@ -20,6 +20,7 @@ from fuel_parallel.pipeline_parallel.dependencies import partner
 from fuel_parallel.pipeline_parallel.lower import with_reductions
 from fuel_parallel.pipeline_parallel.run.batch import Batch
 from fuel_parallel.pipeline_parallel.run.links import Links
+from fuel_parallel.pipeline_parallel.run.recording import recording
 from fuel_parallel.pipeline_parallel.run.result import PipelineResult
 from fuel_parallel.pipeline_parallel.run.stage import Loss, StageRun
 from fuel_parallel.pipeline_parallel.run.tied import TiedParameters
@@ -92,6 +93,7 @@ class PipelineRunner:
             for number in sorted(stages)
         }
         self._order = self.schedule.orders[comm.rank]
+        self._laps = recording(self.schedule, self.comm)
         self._links = Links(self.comm, self.schedule, {n: run.device for n, run in self._runs.items()})
         self._tied = TiedParameters(self.comm, tied or {}, self.parameters())
         self._do: dict[ActionKind, Callable[[Action], None]] = {
@@ -121,10 +123,14 @@ class PipelineRunner:
         have another number of rows.
         """
         self._begin(inputs, targets)
+        if self._laps is not None:
+            self._laps.begin_step()
         for place, action in enumerate(self._order):
             for coming in self._order[place : place + POSTED_AHEAD]:
                 self._expect(coming)
             self._do[action.kind](action)
+            if self._laps is not None:
+                self._laps.end(action)
         return self._end()
 
     # A step.
@@ -207,7 +213,10 @@ class PipelineRunner:
             return self._inputs.arrays(action.microbatch) if self._inputs and action.kind is ActionKind.FORWARD else []
         if self._is_mine(receive):
             return self._made.pop(receive)
-        return self._links.receive(receive, self._specs(receive))
+        arrays = self._links.receive(receive, self._specs(receive))
+        if self._laps is not None:
+            self._laps.end(receive)
+        return arrays
 
     def _pass_on(self, action: Action, arrays: list[Array]) -> None:
         receive = next_receive(action)
