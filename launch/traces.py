@@ -79,22 +79,8 @@ class Trace(msgspec.Struct):
 
 
 # Arguments of events that are read here: what they are, and the categories that must have them.
-_KINDS: dict[str, type] = {
-    "flops": int,
-    "bytes": int,
-    "comm": str,
-    "turn": int,
-    "for_rank": int,
-    "ops": str,
-    "pipeline": int,
-    "step": int,
-}
-_NEEDED = {
-    "collective": ("comm", "turn"),
-    "wait": ("for_rank",),
-    "memory": ("bytes",),
-    "action": ("pipeline", "step"),
-}
+_KINDS: dict[str, type] = {"flops": int, "bytes": int, "comm": str, "turn": int, "for_rank": int, "ops": str}
+_NEEDED = {"collective": ("comm", "turn"), "wait": ("for_rank",), "memory": ("bytes",)}
 
 _decode = msgspec.json.Decoder(Trace).decode
 

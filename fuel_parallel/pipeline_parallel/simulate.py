@@ -74,8 +74,13 @@ class Timeline:
 
     @property
     def span(self) -> float:
-        """From the first action of a rank to the end of its last; of the rank for which that is longest."""
-        return max((spans[-1].end - spans[0].start for spans in self.ranks if spans), default=0.0)
+        """From the first action of a rank to the end of its last; of the rank for which that is longest.
+
+        To stand still for its first message is no action of a rank yet.
+        """
+        firsts = (next((one.start for one in spans if one.action.kind not in RECEIVES), None) for spans in self.ranks)
+        lasts = (spans[-1].end if spans else 0.0 for spans in self.ranks)
+        return max((last - first for first, last in zip(firsts, lasts, strict=True) if first is not None), default=0.0)
 
     def busy(self, rank: int) -> float:
         """The time in which a rank computes."""
