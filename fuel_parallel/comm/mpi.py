@@ -400,7 +400,7 @@ class MpiReceive(MpiRequests, Receiving):
         _under_way.add(self)
 
     def has_come(self) -> bool:
-        return all([request.Test() for request in self.requests])
+        return all(request.Test() for request in self.requests)
 
 
 class MpiGather(MpiRequests):

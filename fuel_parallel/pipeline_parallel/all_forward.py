@@ -32,14 +32,29 @@ def inference(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Sch
     return _all_forward("inference", num_ranks, num_microbatches, virtual_stages, backward=False)
 
 
+def forward_only(schedule: Schedule, num_microbatches: int) -> Schedule:
+    """Forwards alone, through the stages where a schedule has them.
+
+    >>> from fuel_parallel.pipeline_parallel import build
+    >>> print(forward_only(build("zb-v", 2, 4), 2))
+    zb-v forward: 2 micro-batches, 4 stages on 2 ranks
+    rank 0: 0F0 0F1 3F0 3F1
+    rank 1: 1F0 1F1 2F0 2F1
+    """
+    return _through(f"{schedule.name} forward", num_microbatches, schedule.placement, backward=False)
+
+
 def _all_forward(name: str, ranks: int, microbatches: int, virtual: int, backward: bool) -> Schedule:
-    placement = loop(ranks, virtual)
-    orders = []
-    for rank in range(ranks):
-        stages = range(rank, ranks * virtual, ranks)
+    return _through(name, microbatches, loop(ranks, virtual), backward)
+
+
+def _through(name: str, microbatches: int, placement: tuple[int, ...], backward: bool) -> Schedule:
+    orders, held = [], []
+    for rank in range(max(placement) + 1):
+        stages = [stage for stage, of in enumerate(placement) if of == rank]
         order = [Action(ActionKind.FORWARD, stage, one) for stage in stages for one in range(microbatches)]
         if backward:
             order += [Action(ActionKind.BACKWARD, stage, one) for stage in stages[::-1] for one in range(microbatches)]
         orders.append(tuple(order))
-    held = virtual * microbatches if backward else 0
-    return Schedule(name, microbatches, placement, tuple(orders), (held,) * ranks)
+        held.append(len(stages) * microbatches if backward else 0)
+    return Schedule(name, microbatches, placement, tuple(orders), tuple(held))

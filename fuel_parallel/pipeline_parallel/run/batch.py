@@ -17,17 +17,18 @@ Array = Any
 class Batch:
     """A nest of tensors and arrays, cut along dimension 0 into `count` parts, of as equal sizes as can be.
 
-    Raises `ArgumentError` when there is nothing to cut, or less than `count` rows.
+    Without `exactly`, fewer rows make as many parts. Raises `ArgumentError` when there is nothing to cut, or less than
+    `count` rows.
 
-    >>> batch = Batch("inputs", np.arange(5), 2)
+    >>> batch = Batch("inputs", np.arange(5), 2, exactly=True)
     >>> batch.rows, batch.arrays(1)
     ((3, 2), [array([3, 4])])
     """
 
-    def __init__(self, name: str, batch: Any, count: int) -> None:
+    def __init__(self, name: str, batch: Any, count: int, *, exactly: bool) -> None:
         leaves, self._structure = flatten(batch)
         if batch is None or not leaves:
-            raise ArgumentError(f"PipelineRunner.step: {name} are missing; this rank has the stage that needs them")
+            raise ArgumentError(f"PipelineRunner: {name} are missing; this rank has the stage that needs them")
         tensors = [leaf if isinstance(leaf, Tensor) else creation.asarray(leaf) for leaf in leaves]
         realize(tensors)
         self._arrays: list[Array] = [tensor.node.value for tensor in tensors]
@@ -36,14 +37,14 @@ class Batch:
         if len(sizes) > 1 or size is None:
             shapes = ", ".join(str(a.shape) for a in self._arrays)
             raise ArgumentError(
-                f"PipelineRunner.step: {name} are cut into micro-batches along dimension 0, which must be of one "
+                f"PipelineRunner: {name} are cut into micro-batches along dimension 0, which must be of one "
                 f"extent; got shapes {shapes}"
             )
-        if size < count:
+        if size < (count if exactly else 1):
             raise ArgumentError(
-                f"PipelineRunner.step: {name} have {size} rows, fewer than the {count} micro-batches of the schedule"
+                f"PipelineRunner: {name} have {size} rows, fewer than the {count} micro-batches of the schedule"
             )
-        self._parts = partition(size, count)
+        self._parts = partition(size, min(size, count))
         self.rows = tuple(len(part) for part in self._parts)
         self.shapes = tuple((a.shape[1:], str(a.dtype)) for a in self._arrays)
 

@@ -21,6 +21,7 @@ from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Spec
 from fuel_parallel.pipeline_parallel.actions import Action, ActionKind
 from fuel_parallel.pipeline_parallel.dependencies import partner
+from fuel_parallel.pipeline_parallel.run.batch import Batch
 from fuel_parallel.pipeline_parallel.schedule import Schedule
 
 Array = Any
@@ -59,19 +60,21 @@ class Links:
 
     # The header and the loss.
 
-    def begin(self, rows: Sequence[int] | None, shapes: Sequence[tuple[tuple[int, ...], str]] = ()) -> None:
-        """Begins a step; the rank of the first stage gives the rows of each micro-batch and the batch's shapes."""
-        first, mine = self.schedule.placement[0], self.comm.rank
-        if mine == first and rows is not None:
-            header = np.array([zlib.crc32(repr(shapes).encode()), *rows], dtype=np.int64)
+    def begin(self, batch: Batch | None) -> tuple[int, ...]:
+        """Begins a step with the batch, on the rank of the first stage; the rows of each micro-batch, on all."""
+        most = self.schedule.num_microbatches
+        if batch is not None:
+            header = np.zeros(most + 1, dtype=np.int64)
+            header[0] = zlib.crc32(repr(batch.shapes).encode())
+            header[1 : len(batch.rows) + 1] = batch.rows
             for rank in range(self.comm.world_size):
-                if rank != mine:
+                if rank != self.comm.rank:
                     post_send(self.comm, header, rank, _HEADER)
         else:
-            size = (self.schedule.num_microbatches + 1,)
-            header = PostedReceive(self.comm, size, dtypes.int64, first, _HEADER).wait()
+            header = PostedReceive(self.comm, (most + 1,), dtypes.int64, self.schedule.placement[0], _HEADER).wait()
         self._kind, *rows = header.tolist()
-        self.rows = tuple(rows)
+        self.rows = tuple(r for r in rows if r)
+        return self.rows
 
     def send_loss(self, loss: float) -> None:
         """From the rank of the last stage to all others."""

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fuel_parallel.comm.posted import PostedReceive
-from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
 
 
 class PipelineResult:
-    """The gradients, the loss and the outputs of a step on this rank.
+    """The gradients and the loss of a step on this rank.
 
     Attributes:
-        gradients: Those of the mean loss of the batch, lazy, in the order of `PipelineRunner.parameters()`; empty
-            without a backward.
-        outputs: On the rank of the last stage, without a loss: what it returned, the micro-batches joined along
-            dimension 0; else None.
+        gradients: Those of the mean loss of the batch, lazy, in the order of `PipelineRunner.parameters()`.
     """
 
-    def __init__(
-        self, gradients: list[Tensor], loss: Tensor | None, awaited: PostedReceive | None, outputs: Any
-    ) -> None:
-        self.gradients, self.outputs = gradients, outputs
+    def __init__(self, gradients: list[Tensor], loss: Tensor | None, awaited: PostedReceive | None) -> None:
+        self.gradients = gradients
         self._loss, self._awaited = loss, awaited
 
     @property
     def loss(self) -> Tensor:
-        """The mean loss of the batch, float64, on every rank: a wait, but no collective. Raises `ArgumentError` if none
-        was asked for.
-        """
+        """The mean loss of the batch, a float64 scalar, on every rank. A wait for the last stage, but no collective."""
         self.settle()
         if self._loss is None:
-            raise ArgumentError("PipelineResult.loss: the runner has no loss; give it loss= on the last stage's rank")
+            raise RuntimeError("a step ended without a loss")
         return self._loss
 
     def settle(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
+from fuel_parallel.comm.posted import PostedReceive
 from fuel_parallel.data_parallel.gradients import average_gradients
 from fuel_parallel.errors import ArgumentError, ScheduleError
 from fuel_parallel.lazy.node import Spec
@@ -15,6 +16,7 @@ from fuel_parallel.lazy.ops import creation, manipulation
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Parameter
 from fuel_parallel.pipeline_parallel.actions import Action, ActionKind
+from fuel_parallel.pipeline_parallel.all_forward import forward_only
 from fuel_parallel.pipeline_parallel.check import check
 from fuel_parallel.pipeline_parallel.dependencies import partner
 from fuel_parallel.pipeline_parallel.lower import with_reductions
@@ -57,9 +59,11 @@ class PipelineRunner:
     >>> import fuel_parallel as fp, fuel_parallel.lazy as ft
     >>> from fuel_parallel.pipeline_parallel import build
     >>> layer = fp.Linear(2, 1, ft.random.Generator(0))
-    >>> runner = PipelineRunner({0: layer}, build("1f1b", 1, 4), fp.IdentityComm(), loss=lambda y, t: ft.mean((y - t) ** 2))
-    >>> result = runner.step(ft.ones((8, 2)), ft.zeros((8, 1)))
-    >>> abs(result.loss.item() - ft.mean(layer(ft.ones((8, 2))) ** 2).item()) < 1e-6, len(result.gradients)
+    >>> square = lambda output, targets: ft.mean((output - targets) ** 2)
+    >>> runner = PipelineRunner({0: layer}, build("1f1b", 1, 4), fp.IdentityComm(), loss=square)
+    >>> x, y = ft.ones((8, 2)), ft.zeros((8, 1))
+    >>> result = runner.step(x, y)
+    >>> abs(result.loss.item() - square(layer(x), y).item()) < 1e-6, len(result.gradients)
     (True, 2)
     """
 
@@ -93,7 +97,7 @@ class PipelineRunner:
             for number in sorted(stages)
         }
         self._order = self.schedule.orders[comm.rank]
-        self._laps = recording(self.schedule, self.comm)
+        self._recording = recording(self.schedule, self.comm)
         self._links = Links(self.comm, self.schedule, {n: run.device for n, run in self._runs.items()})
         self._tied = TiedParameters(self.comm, tied or {}, self.parameters())
         self._do: dict[ActionKind, Callable[[Action], None]] = {
@@ -105,14 +109,14 @@ class PipelineRunner:
         }
         self._made: dict[Action, list[Array]] = {}
         self._gradients: dict[Parameter, Tensor] = {}
-        self._pending: PipelineResult | None = None
+        self._last: PipelineResult | None = None
 
     def parameters(self) -> list[Parameter]:
         """The parameters of the stages of this rank, each once."""
         return list({id(p): p for run in self._runs.values() for p in run.parameters}.values())
 
     def step(self, inputs: Any = None, targets: Any = None) -> PipelineResult:
-        """Runs the schedule once on a batch.
+        """Runs the schedule once on a batch: its loss and its gradients.
 
         Args:
             inputs: The batch on the rank of the first stage: a tensor or an array, or a tuple of them, which are cut
@@ -120,64 +124,99 @@ class PipelineRunner:
             targets: On the rank of the last stage what `loss` is given, any nest of them, cut in the same way.
 
         Raises `ArgumentError` when the batch is missing, has fewer rows than there are micro-batches, or `targets`
-        have another number of rows.
+        have another number of rows; `ScheduleError` when the schedule has no backward.
         """
-        self._begin(inputs, targets)
-        if self._laps is not None:
-            self._laps.begin_step()
-        for place, action in enumerate(self._order):
-            for coming in self._order[place : place + POSTED_AHEAD]:
-                self._expect(coming)
-            self._do[action.kind](action)
-            if self._laps is not None:
-                self._laps.end(action)
-        return self._end()
+        if not self.schedule.has_backward:
+            raise ScheduleError(
+                f"PipelineRunner.step: {self.schedule.name} has no backward; call evaluate or predict, or take a "
+                "schedule that trains, such as 1f1b"
+            )
+        self._begin(inputs, targets, wants_loss=True, trains=True)
+        self._run(self.schedule)
+        gradients = self._tied.summed([self._gradients.pop(parameter) for parameter in self.parameters()])
+        if self.dp is not None:
+            gradients = average_gradients(gradients, self.dp)
+        self._last = PipelineResult(gradients, *self._mean_loss())
+        return self._last
 
-    # A step.
+    def evaluate(self, inputs: Any = None, targets: Any = None) -> Tensor:
+        """The mean loss of a batch, without gradients, float64, on every rank. Like `step` otherwise.
 
-    def _begin(self, inputs: Any, targets: Any) -> None:
-        if self._pending is not None:
-            self._pending.settle()
-        count, last = self.schedule.num_microbatches, self.schedule.num_stages - 1
-        self._inputs = Batch("inputs", inputs, count) if 0 in self._runs else None
-        self._links.begin(
-            None if self._inputs is None else self._inputs.rows, () if self._inputs is None else self._inputs.shapes
-        )
-        rows = self._links.rows
+        A batch of fewer rows than the schedule has micro-batches is cut into as many as it has rows.
+        """
+        if not self._has_loss:
+            raise ArgumentError("PipelineRunner.evaluate: the runner was made without loss= on the last stage's rank")
+        self._begin(inputs, targets, wants_loss=True)
+        self._run_forward()
+        return PipelineResult([], *self._mean_loss()).loss
+
+    def predict(self, inputs: Any = None) -> Any:
+        """What the last stage returns for a batch, the micro-batches joined, on its rank; None on the others."""
+        self._begin(inputs, None, wants_loss=False)
+        self._run_forward()
+        if self.schedule.num_stages - 1 not in self._runs:
+            return None
+        joined = [
+            manipulation.concat([creation.asarray(array) for array in arrays], axis=0)
+            for arrays in zip(*self._outputs, strict=True)
+        ]
+        return joined[0] if len(joined) == 1 else tuple(joined)
+
+    # A pass over a batch.
+
+    def _begin(self, inputs: Any, targets: Any, *, wants_loss: bool, trains: bool = False) -> None:
+        if self._last is not None:
+            self._last.settle()
+        most, last = self.schedule.num_microbatches, self.schedule.num_stages - 1
+        self._inputs = Batch("inputs", inputs, most, exactly=trains) if 0 in self._runs else None
+        rows = self._rows = self._links.begin(self._inputs)
         self._targets = None
-        if last in self._runs and self._runs[last].loss is not None:
-            self._targets = Batch("targets", targets, count)
+        if wants_loss and last in self._runs:
+            self._targets = Batch("targets", targets, len(rows), exactly=True)
             if self._targets.rows != rows:
                 raise ArgumentError(
-                    f"PipelineRunner.step: targets have {sum(self._targets.rows)} rows on rank {self.comm.rank}, but "
-                    f"inputs have {sum(rows)} on rank {self.schedule.placement[0]}; both are of the same batch"
+                    f"PipelineRunner: targets have {sum(self._targets.rows)} rows on rank {self.comm.rank}, but inputs "
+                    f"have {sum(rows)} on rank {self.schedule.placement[0]}; both are of the same batch"
                 )
-        self._weights = [r / sum(rows) for r in rows]
+        self._trains = trains
+        self._laps = self._recording if trains else None  # what has another order is another schedule
         self._losses: list[tuple[float, Array]] = []
-        self._made.clear()
-        self._gradients.clear()
-        self._outputs: list[list[Array]] = [[] for _ in range(count)]
+        self._outputs: list[list[Array]] = []
+
+    def _run_forward(self) -> None:
+        self._run(forward_only(self.schedule, len(self._rows)))
+
+    def _run(self, schedule: Schedule) -> None:
+        order = schedule.orders[self.comm.rank]
+        if self._laps is not None:
+            self._laps.begin_step()
+        for place, action in enumerate(order):
+            for coming in order[place : place + POSTED_AHEAD]:
+                self._expect(coming)
+            self._do[action.kind](action)
+            self._note_end(action)
+
+    def _note_end(self, action: Action) -> None:
+        if self._laps is not None:
+            self._laps.end(action)
 
     def _forward(self, action: Action) -> None:
         stage, microbatch = action.stage, action.microbatch
-        run = self._runs[stage]
+        run, is_last = self._runs[stage], stage == self.schedule.num_stages - 1
+        targets = self._targets.part(microbatch) if self._targets is not None and is_last else None
         arrays = self._arrays_for(action)
-        targets = None if self._targets is None or run.loss is None else self._targets.part(microbatch)
-        if self.schedule.has_backward:
-            outputs = run.forward(microbatch, arrays, targets)
-        else:
-            outputs = run.infer(arrays, targets)
-        if stage < self.schedule.num_stages - 1:
+        outputs = run.forward(microbatch, arrays, targets) if self._trains else run.infer(arrays, targets)
+        if not is_last:
             self._pass_on(action, outputs)
-        elif run.loss is None:
-            self._outputs[microbatch] = outputs
+        elif self._targets is not None:
+            self._losses.append((self._weight(microbatch), outputs[0]))
         else:
-            self._losses.append((self._weights[microbatch], outputs[0]))
+            self._outputs.append(outputs)
 
     def _backward(self, action: Action) -> None:
         run = self._runs[action.stage]
         backward = run.backward if action.kind is ActionKind.BACKWARD else run.backward_input
-        gradients = backward(action.microbatch, self._arrays_for(action), self._weights[action.microbatch])
+        gradients = backward(action.microbatch, self._arrays_for(action), self._weight(action.microbatch))
         if action.stage:
             self._pass_on(action, gradients)
 
@@ -185,25 +224,24 @@ class PipelineRunner:
         self._runs[action.stage].backward_weight(action.microbatch)
 
     def _reduce(self, action: Action) -> None:
+        """The sum over micro-batches is complete, and with it, where stages share a parameter, theirs."""
         run = self._runs[action.stage]
         for parameter, gradient in zip(run.parameters, run.accumulator.sum(), strict=True):
             before = self._gradients.get(parameter)
             self._gradients[parameter] = gradient if before is None else before + gradient
 
-    def _end(self) -> PipelineResult:
-        gradients = [self._gradients[p] for p in self.parameters()] if self.schedule.has_backward else []
-        gradients = self._tied.summed(gradients)
+    def _weight(self, microbatch: int) -> float:
+        return self._rows[microbatch] / sum(self._rows)
+
+    def _mean_loss(self) -> tuple[Tensor | None, PostedReceive | None]:
+        """On the rank of the last stage the loss, which it tells the others; there the receive of it."""
+        if self.comm.rank != self.schedule.placement[-1]:
+            return None, self._links.receive_loss()
+        loss = creation.asarray(np.float64(sum(weight * float(value) for weight, value in self._losses)))
         if self.dp is not None:
-            gradients = average_gradients(gradients, self.dp)
-        loss: Tensor | None = None
-        if self._has_loss and self.comm.rank == self.schedule.placement[-1]:
-            loss = creation.asarray(np.float64(sum(weight * float(value) for weight, value in self._losses)))
-            if self.dp is not None:
-                loss = self.dp.all_reduce(loss, ReduceOp.AVG)
-            self._links.send_loss(loss.item())
-        awaited = self._links.receive_loss() if self._has_loss and loss is None else None
-        self._pending = PipelineResult(gradients, loss, awaited, self._joined())
-        return self._pending
+            loss = self.dp.all_reduce(loss, ReduceOp.AVG)
+        self._links.send_loss(loss.item())
+        return loss, None
 
     # What goes from action to action.
 
@@ -214,8 +252,7 @@ class PipelineRunner:
         if self._is_mine(receive):
             return self._made.pop(receive)
         arrays = self._links.receive(receive, self._specs(receive))
-        if self._laps is not None:
-            self._laps.end(receive)
+        self._note_end(receive)
         return arrays
 
     def _pass_on(self, action: Action, arrays: list[Array]) -> None:
@@ -252,16 +289,6 @@ class PipelineRunner:
         if receive.kind is ActionKind.RECV_F:
             return None
         return self._runs[receive.stage].cotangent_specs(receive.microbatch)
-
-    def _joined(self) -> Any:
-        """The outputs of all micro-batches."""
-        if self.schedule.num_stages - 1 not in self._runs or self._has_loss:
-            return None
-        joined = [
-            manipulation.concat([creation.asarray(array) for array in arrays], axis=0)
-            for arrays in zip(*self._outputs, strict=True)
-        ]
-        return joined[0] if len(joined) == 1 else tuple(joined)
 
 
 def next_receive(action: Action) -> Action:

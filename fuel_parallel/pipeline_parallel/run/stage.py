@@ -56,7 +56,7 @@ class StageRun:
         return self.parameters[0].device if self.parameters else "cpu"
 
     def infer(self, arrays: Sequence[Array], targets: Any) -> list[Array]:
-        """The outputs for a micro-batch that has no backward, or its loss."""
+        """The outputs for a micro-batch that has no backward; its loss where there are targets."""
         outputs = self._outputs(_leaves(arrays), targets)
         realize(outputs)
         return [output.node.value for output in outputs]
@@ -115,7 +115,7 @@ class StageRun:
 
     def _outputs(self, inputs: list[Tensor], targets: Any) -> list[Tensor]:
         result = self.module(*inputs)
-        if self.loss is None:
+        if self.loss is None or targets is None:
             return _as_list(result)
         value = self.loss(result, targets)
         if not isinstance(value, Tensor) or value.shape != () or dtypes.kind(value.dtype) != "real floating":
