@@ -82,6 +82,11 @@ class Timeline:
         lasts = (spans[-1].end if spans else 0.0 for spans in self.ranks)
         return max((last - first for first, last in zip(firsts, lasts, strict=True) if first is not None), default=0.0)
 
+    def scaled(self, factor: float) -> Timeline:
+        """In another unit of time."""
+        ranks = (tuple(Span(s.action, s.start * factor, s.end * factor) for s in spans) for spans in self.ranks)
+        return Timeline(tuple(ranks), self.peak_memory)
+
     def busy(self, rank: int) -> float:
         """The time in which a rank computes."""
         return sum(span.end - span.start for span in self.ranks[rank] if span.action.kind in COMPUTE)
