@@ -82,5 +82,5 @@ def _table(found: list[Difference]) -> Table:
     for one in found:
         is_ratio = one.name.endswith("ratio")
         figures = (f"{value:.1%}" if is_ratio else f"{value:.2f}" for value in (one.predicted, one.measured))
-        table.add_row(one.name, *figures, "" if one.share is None else f"{one.share:+.1%}")
+        table.add_row(one.name, *figures, "" if one.share is None else f"{round(one.share, 3) + 0.0:+.1%}")
     return table
