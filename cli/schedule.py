@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from fuelrun.option_types import Count
-from fuelrun.pictures import PICTURE, check_pictures, write_canvas
+from fuelrun.pictures import PICTURE, check_pictures
+from fuelrun.time_lines import as_data, console, print_rows, write_pictures
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fuel_parallel.pipeline_parallel import Schedule, Timeline
 
 HELP = """\b
@@ -88,7 +87,7 @@ def schedule(
         shown = build(kind or "1f1b", stages or 1, microbatches or 1, virtual)
     shown = lower(shown) if lowered else shown
     timeline = simulate(shown, Costs(message=message))
-    _pictures(shown, timeline, svg, png)
+    write_pictures(shown, {"": timeline}, svg, png)
     if as_json:
         click.echo(_json(shown, timeline))
     elif as_csv:
@@ -99,14 +98,6 @@ def schedule(
         _print(shown, timeline, checked=file is not None)
 
 
-def _pictures(shown: Schedule, timeline: Timeline, svg: Path | None, png: Path | None) -> None:
-    from fuel_parallel.pipeline_parallel.draw import schedule_canvas
-
-    for path in filter(None, (svg, png)):
-        write_canvas(schedule_canvas(shown, timeline), path)
-        click.echo(f"fuelrun: {path} written", err=True)
-
-
 def _json(shown: Schedule, timeline: Timeline) -> str:
     import msgspec
 
@@ -114,52 +105,18 @@ def _json(shown: Schedule, timeline: Timeline) -> str:
         "name": shown.name,
         "microbatches": shown.num_microbatches,
         "placement": shown.placement,
-        "total": timeline.total,
-        "bubble_ratio": timeline.bubble_ratio(),
-        "bubble_ratio_of_span": timeline.bubble_ratio_of_span(),
         "activations_held": shown.held(),
-        "ranks": [
-            [{"action": str(one.action), "start": one.start, "end": one.end} for one in row] for row in timeline.ranks
-        ],
+        **as_data(timeline),
     }
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160
-    return console
-
-
 def _print(shown: Schedule, timeline: Timeline, checked: bool) -> None:
     """The time line, in pieces as wide as the terminal, and what it comes to."""
-    from rich.text import Text
-
-    from fuel_parallel.pipeline_parallel.draw import terminal_rows
-
-    console = _console()
-    rows = []
-    for pieces in terminal_rows(shown, timeline):
-        row = Text()
-        for text, color in pieces:
-            row.append(text, f"black on {color}" if color else "")
-        rows.append(row)
-    margin = len(f"rank {shown.num_ranks - 1}  ")
-    room = max(console.width - margin, 20)
-    length = max(len(row) for row in rows)
-    for start in range(0, length, room):
-        for rank, row in enumerate(rows):
-            line = Text(f"rank {rank}  ".ljust(margin))
-            line.append_text(row[start : start + room])
-            if not console.is_terminal:
-                line.rstrip()
-            console.print(line, no_wrap=True, overflow="ignore", crop=False)
-        console.print()
+    to = console()
+    print_rows(to, shown, timeline)
     proven = "can run; " if checked else ""
-    console.print(
+    to.print(
         f"{shown.name}: {proven}time {timeline.total:g}, bubble {timeline.bubble_ratio():.1%} "
         f"({timeline.bubble_ratio_of_span():.1%} from first to last action of a rank), "
         f"activations held {', '.join(map(str, shown.held()))}"
@@ -197,4 +154,4 @@ def _compare(
         table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
     for name, per_rank, total, bubble, within, peak in found:
         table.add_row(name, str(per_rank), f"{total:g}", f"{bubble:.1%}", f"{within:.1%}", f"{peak:g}")
-    _console().print(table)
+    console().print(table)

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fuelrun.pictures import PICTURE, check_pictures
+from fuelrun.pipeline_trace import show_pipeline
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -17,17 +20,49 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--svg", type=click.Path(path_type=Path), help="Draw the last step into this file, too.")
 @click.option("--top", type=click.IntRange(min=1), default=15, help="Kernels to show [default: 15].")
+@click.option(
+    "--pipeline", is_flag=True, help="Show the time line of a pipeline's step instead, and how it was predicted."
+)
+@click.option("--png", type=PICTURE, metavar="FILE", help="With --pipeline: draw both time lines as PNG; --svg as SVG.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="With --pipeline: this step, not medians of all.")
+@click.option(
+    "--replica", type=click.IntRange(min=0), metavar="N", help="With --pipeline: which one, if several [default: 0]."
+)
+@click.option(
+    "--costs", type=PICTURE, metavar="TRACE", help="With --pipeline: predict with costs of this other trace [FILE's]."
+)
 @click.argument("file", type=click.Path(path_type=Path))
-def trace(as_json: bool, svg: Path | None, top: int, file: Path) -> int:
+def trace(
+    as_json: bool,
+    svg: Path | None,
+    top: int,
+    pipeline: bool,
+    png: Path | None,
+    step: int | None,
+    replica: int | None,
+    costs: Path | None,
+    file: Path,
+) -> int:
     """Sum up FILE, a trace that `fuelrun --trace FILE` wrote.
 
     Perfetto (ui.perfetto.dev) and chrome://tracing show the trace itself. Where mpirun or srun started the ranks, each
     has left FILE.rank-R.json: this command puts them together.
+
+    With --pipeline, two time lines of a step are drawn: as the schedule's simulation predicts it with the median costs
+    of its actions, and as it ran; below, where they differ.
     """
     from fuelrun.launch.traces import gather, read, summarize
 
     if not file.exists() and gather(file):
         click.echo(f"fuelrun: put the files of the ranks together in {file}", err=True)
+    if pipeline:
+        check_pictures(svg, png)
+        show_pipeline(file, as_json, svg, png, step, replica, costs)
+        return 0
+    given = {"--png": png, "--step": step, "--replica": replica, "--costs": costs}
+    wrong = next((name for name, value in given.items() if value is not None), None)
+    if wrong:
+        raise click.UsageError(f"{wrong} goes with --pipeline")
     found = read(file)
     summary = summarize(found)
     if svg:

@@ -34,6 +34,7 @@ def draw(trace: Trace) -> str:
     """The picture. Raises `DataError` when nothing was realized."""
     begin, end = _window(trace)
     ranks = [info.rank for info in trace.fuel_parallel.ranks]
+    spans = list(_spans(trace))
     height = _TOP + len(ranks) * (len(_TRACKS) * _ROW + _GAP) + 50
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 20}" height="{height}" '
@@ -46,7 +47,7 @@ def draw(trace: Trace) -> str:
             y = top + track * _ROW
             lines.append(f'<text x="10" y="{y + 13}">{f"rank {rank}" if not track else ""}</text>')
             lines.append(f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end" fill="#64748b">{name}</text>')
-        events = [e for e in trace.traceEvents if e.pid == rank and e.ph == "X" and e.end > begin and e.ts < end]
+        events = [e for e in spans if e.pid == rank and e.end > begin and e.ts < end]
         for event in sorted(events, key=lambda e: (e.cat == "wait", e.ts)):
             lines += _box(event, begin, end, top + min(event.tid, len(_TRACKS) - 1) * _ROW)
     lines += _axis((end - begin) / 1000, _TOP - 8)
@@ -54,8 +55,13 @@ def draw(trace: Trace) -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
+def _spans(trace: Trace) -> Iterator[Event]:
+    """All but the actions of pipelines, which have a picture of their own."""
+    return (e for e in trace.traceEvents if e.ph == "X" and e.cat != "action")
+
+
 def _window(trace: Trace) -> tuple[float, float]:
-    events = [e for e in trace.traceEvents if e.ph == "X"]
+    events = list(_spans(trace))
     first = trace.fuel_parallel.ranks[0].rank if trace.fuel_parallel.ranks else 0
     runs = [e for e in events if e.cat == "run" and e.pid == first]
     if not runs:

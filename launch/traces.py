@@ -42,8 +42,17 @@ class Event(msgspec.Struct, omit_defaults=True):
         return self.ts + self.dur
 
 
-class RankInfo(msgspec.Struct):
-    """Whose events, and how its clock is known."""
+class Pipeline(msgspec.Struct):
+    """A pipeline that a rank was part of. `comm` names its communicator, `schedule` is a CSV, of all its ranks."""
+
+    comm: str
+    rank: int
+    name: str
+    schedule: str
+
+
+class RankInfo(msgspec.Struct, omit_defaults=True):
+    """Whose events, how its clock is known, and its pipelines: actions say theirs by its place."""
 
     rank: int
     world_size: int
@@ -51,6 +60,7 @@ class RankInfo(msgspec.Struct):
     origin_ns: int
     accuracy_ns: int
     dropped: int
+    pipelines: list[Pipeline] = []
 
 
 class About(msgspec.Struct):
@@ -313,7 +323,8 @@ def summarize(trace: Trace) -> Summary:
 
 
 def _rank_time(info: RankInfo, events: list[Event], caused: float) -> RankTime:
-    spans = [event for event in events if event.ph == "X"]
+    # The actions of a pipeline lie over what they are made of.
+    spans = [event for event in events if event.ph == "X" and event.cat != "action"]
     total = max((e.end for e in spans), default=0.0) - min((e.ts for e in spans), default=0.0)
     kernels = _union((e.ts, e.end) for e in spans if e.cat == "kernel")
     collectives = _union((e.ts, e.end) for e in spans if e.cat == "collective")

@@ -17,10 +17,12 @@ from fuel_parallel.pipeline_parallel.assignment import StageAssignment
 from fuel_parallel.pipeline_parallel.builders import PipelineConfig, ScheduleKind, build
 from fuel_parallel.pipeline_parallel.check import check
 from fuel_parallel.pipeline_parallel.lower import lower, with_reductions
+from fuel_parallel.pipeline_parallel.measured import Difference, Measurement, differences
 from fuel_parallel.pipeline_parallel.schedule import Schedule, ScheduleStep, StageOp, loop, v_shape
 from fuel_parallel.pipeline_parallel.schedule_file import from_csv, read_csv, to_csv
 from fuel_parallel.pipeline_parallel.search import Candidate, Workload, search
 from fuel_parallel.pipeline_parallel.simulate import Costs, Span, Timeline, simulate
+from fuel_parallel.pipeline_parallel.trace_file import read_trace
 
 if TYPE_CHECKING:
     from fuel_parallel.pipeline_parallel.run import PipelineModel, PipelineResult, PipelineRunner
@@ -33,6 +35,8 @@ __all__ = [
     "ActionKind",
     "Candidate",
     "Costs",
+    "Difference",
+    "Measurement",
     "PipelineConfig",
     "PipelineModel",
     "PipelineResult",
@@ -47,12 +51,14 @@ __all__ = [
     "Workload",
     "build",
     "check",
+    "differences",
     "from_csv",
     "loop",
     "lower",
     "parse_action",
     "parse_actions",
     "read_csv",
+    "read_trace",
     "search",
     "simulate",
     "text_of",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from fuel_parallel.pipeline_parallel.actions import COMPUTE, RECEIVES, SENDS, Action, ActionKind
 from fuel_parallel.pipeline_parallel.schedule import Schedule
@@ -26,7 +26,7 @@ NAMES = {
     ActionKind.BACKWARD_WEIGHT: "backward, weight part",
     ActionKind.REDUCE_GRAD: "reduction",
 }
-ROW, LEFT, TOP, WIDTH = 30.0, 70.0, 70.0, 1200.0
+ROW, LEFT, TOP, WIDTH, TITLE = 30.0, 70.0, 70.0, 1200.0, 26.0
 
 
 def color_of(action: Action, schedule: Schedule) -> str:
@@ -46,11 +46,20 @@ def label_of(action: Action, schedule: Schedule) -> str:
     return text.lstrip("0123456789") if schedule.num_stages == schedule.num_ranks else text
 
 
-def terminal_rows(schedule: Schedule, timeline: Timeline) -> list[list[tuple[str, str]]]:
+def per_time_of(schedule: Schedule, timeline: Timeline) -> float:
+    """Characters of a unit of time with which the shortest action has room for the longest label; 0 without any."""
+    compute = [span for row in timeline.ranks for span in row if span.action.kind in COMPUTE and span.end > span.start]
+    if not compute:
+        return 0.0
+    longest = max(len(label_of(span.action, schedule)) for span in compute) + 1
+    return longest / min(span.end - span.start for span in compute)
+
+
+def terminal_rows(schedule: Schedule, timeline: Timeline, per_time: float | None = None) -> list[list[tuple[str, str]]]:
     """For each rank, pieces of text with their colours, "" for none; together as long as the time line.
 
-    The shortest action has room for the longest label; others are as long as their time says. Messages and reductions
-    that take no time are left out.
+    An action is as long as its time says: `per_time` characters a unit, by default those of `per_time_of`. Labels that
+    have no room are cut. What is shorter than a character, as messages and reductions can be, is left out.
 
     >>> from fuel_parallel.pipeline_parallel import build, simulate
     >>> schedule = build("gpipe", num_ranks=2, num_microbatches=1)
@@ -59,13 +68,8 @@ def terminal_rows(schedule: Schedule, timeline: Timeline) -> list[list[tuple[str
     |F0          B0    |
     |   F0 B0          |
     """
-    spans = [span for row in timeline.ranks for span in row if span.end > span.start]
-    compute = [span for span in spans if span.action.kind in COMPUTE]
-    if not compute:
-        return [[] for _ in timeline.ranks]
-    longest = max(len(label_of(span.action, schedule)) for span in compute) + 1
-    per_time = longest / min(span.end - span.start for span in compute)
-    return [list(_row(schedule, timeline, rank, per_time)) for rank in range(schedule.num_ranks)]
+    scale = per_time_of(schedule, timeline) if per_time is None else per_time
+    return [list(_row(schedule, timeline, rank, scale)) if scale else [] for rank in range(schedule.num_ranks)]
 
 
 def _row(schedule: Schedule, timeline: Timeline, rank: int, per_time: float) -> Iterator[tuple[str, str]]:
@@ -85,18 +89,38 @@ def _row(schedule: Schedule, timeline: Timeline, rank: int, per_time: float) -> 
         yield " " * rest, ""
 
 
-def schedule_canvas(schedule: Schedule, timeline: Timeline) -> Canvas:
-    """The time line as shapes: a row for each rank, boxes as long as their actions take."""
-    canvas = Canvas(LEFT + WIDTH + 24, TOP + ROW * schedule.num_ranks + 64)
+def schedule_canvas(schedule: Schedule, timelines: Mapping[str, Timeline], unit: str = "") -> Canvas:
+    """Time lines of a schedule as shapes, one below the other on one scale: a row for each rank, boxes as long as their
+    actions take. Each has a title above it unless that is ""; `unit` is said behind times.
+    """
+    heights = [TITLE * bool(title) + ROW * schedule.num_ranks for title in timelines]
+    canvas = Canvas(LEFT + WIDTH + 24, TOP + sum(heights) + 64)
     held = max(schedule.held())
-    summary = (
-        f"{schedule.num_microbatches} micro-batches, {schedule.num_stages} stages on {schedule.num_ranks} ranks; "
-        f"time {timeline.total:g}, bubble {timeline.bubble_ratio():.1%}, at most {held} activations held"
-    )
-    canvas.add(Text(24, 32, schedule.name, 18, bold=True), Text(24, 52, summary, 11, color=FAINT))
-    per_time = WIDTH / timeline.total if timeline.total else 0.0
+    stages, ranks = schedule.num_stages, schedule.num_ranks
+    summary = [f"{schedule.num_microbatches} micro-batches, {stages} stages on {ranks} ranks; "]
+    summary += [_figures(one, unit) + ", " for title, one in timelines.items() if not title]
+    summary.append(f"at most {held} activations held")
+    canvas.add(Text(24, 32, schedule.name, 18, bold=True), Text(24, 52, "".join(summary), 11, color=FAINT))
+    total = max((one.total for one in timelines.values()), default=0.0)
+    per_time = WIDTH / total if total else 0.0
+    y = TOP
+    for (title, timeline), height in zip(timelines.items(), heights, strict=True):
+        if title:
+            canvas.add(Text(24, y + 16, f"{title}: {_figures(timeline, unit)}", 11, bold=True))
+        _panel(canvas, schedule, timeline, y + TITLE * bool(title), per_time)
+        y += height
+    _legend(canvas, schedule, list(timelines.values()), y + 34)
+    return canvas
+
+
+def _figures(timeline: Timeline, unit: str) -> str:
+    behind = f" {unit}" if unit else ""
+    return f"time {timeline.total:.4g}{behind}, bubble {timeline.bubble_ratio():.1%}"
+
+
+def _panel(canvas: Canvas, schedule: Schedule, timeline: Timeline, top: float, per_time: float) -> None:
     for rank, spans in enumerate(timeline.ranks):
-        y = TOP + rank * ROW
+        y = top + rank * ROW
         canvas.add(Text(24, y + ROW / 2 + 4, f"rank {rank}", 11))
         canvas.add(Line(LEFT, y + ROW, LEFT + WIDTH, y + ROW, "#e2e8f0"))
         for span in spans:
@@ -109,15 +133,15 @@ def schedule_canvas(schedule: Schedule, timeline: Timeline) -> Canvas:
             label = str(span.action.microbatch) if span.action.kind in COMPUTE else ""
             if label and text_width(label, 10) < width:
                 canvas.add(Text(x + width / 2, y + ROW / 2 + 4, label, 10, "middle"))
-    _legend(canvas, schedule, TOP + ROW * schedule.num_ranks + 34)
-    return canvas
 
 
-def _legend(canvas: Canvas, schedule: Schedule, y: float) -> None:
-    kinds = {action.kind for order in schedule.orders for action in order}
+def _legend(canvas: Canvas, schedule: Schedule, timelines: Sequence[Timeline], y: float) -> None:
+    kinds = {span.action.kind for one in timelines for spans in one.ranks for span in spans}
     entries = [(NAMES[kind], COLORS[kind][0]) for kind in NAMES if kind in kinds]
-    if schedule.has_messages:
+    if kinds & SENDS:
         entries.append(("message", MESSAGE))
+    elif kinds & RECEIVES:
+        entries.append(("waiting for a message", MESSAGE))
     if schedule.num_stages > schedule.num_ranks:
         entries.append(("darker: every second stage of a rank", "#ffffff"))
     x = LEFT

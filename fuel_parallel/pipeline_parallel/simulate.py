@@ -28,19 +28,26 @@ class Costs:
 
     Args:
         forward: A forward of one micro-batch.
-        backward_input: The part of a backward that makes the gradient of the stage's input.
-        backward_weight: The part that makes the gradients of its weights; a whole backward takes both.
-        message: A message between two ranks: the activations of one micro-batch, or their gradients.
+        backward_input: The part of a backward that makes the gradient of the stage's input; None is 1, or not known
+            where `backward` is given.
+        backward_weight: The part that makes the gradients of its weights; None likewise.
+        message: A message between two ranks: the activations of one micro-batch, or their gradients. For all
+            neighbouring stages, or one for each two of them, one less than there are stages.
         reduce: Averaging the gradients of a stage over its replicas.
         activations: What a stage holds of one micro-batch until its backward has ended, in any unit of memory.
+        backward: A whole backward; None is both parts together.
+
+    >>> Costs(forward=1, backward=2.5)  # good for 1F1B; for ZB-H1 the parts would be needed
+    Costs(forward=1, backward_input=None, backward_weight=None, message=0.0, reduce=0.0, activations=1.0, backward=2.5)
     """
 
     forward: PerStage = 1.0
-    backward_input: PerStage = 1.0
-    backward_weight: PerStage = 1.0
-    message: float = 0.0
+    backward_input: PerStage | None = None
+    backward_weight: PerStage | None = None
+    message: PerStage = 0.0
     reduce: PerStage = 0.0
     activations: PerStage = 1.0
+    backward: PerStage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +74,18 @@ class Timeline:
 
     @property
     def span(self) -> float:
-        """From the first action of a rank to the end of its last; of the rank for which that is longest."""
-        return max((spans[-1].end - spans[0].start for spans in self.ranks if spans), default=0.0)
+        """From the first action of a rank to the end of its last; of the rank for which that is longest.
+
+        To stand still for its first message is no action of a rank yet.
+        """
+        firsts = (next((one.start for one in spans if one.action.kind not in RECEIVES), None) for spans in self.ranks)
+        lasts = (spans[-1].end if spans else 0.0 for spans in self.ranks)
+        return max((last - first for first, last in zip(firsts, lasts, strict=True) if first is not None), default=0.0)
+
+    def scaled(self, factor: float) -> Timeline:
+        """In another unit of time."""
+        ranks = (tuple(Span(s.action, s.start * factor, s.end * factor) for s in spans) for spans in self.ranks)
+        return Timeline(tuple(ranks), self.peak_memory)
 
     def busy(self, rank: int) -> float:
         """The time in which a rank computes."""
@@ -107,10 +124,11 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     costs = Costs() if costs is None else costs
     durations = _durations(schedule, costs)
     held = _per_stage("activations", costs.activations, schedule)
+    messages = _per_stage("message", costs.message, schedule, between=True)
     found = walk(schedule)
     if not found.complete:
         raise ScheduleError(why_stalled(schedule, found))
-    clock = _Clock(schedule, durations, float(costs.message))
+    clock = _Clock(schedule, durations, messages)
     for rank, position in found.sequence:
         clock.run(rank, schedule.orders[rank][position])
     memory = tuple(_peak_memory(order, held) if schedule.has_backward else 0.0 for order in schedule.orders)
@@ -120,8 +138,8 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 class _Clock:
     """Gives actions their times, in an order in which they can happen."""
 
-    def __init__(self, schedule: Schedule, durations: dict[ActionKind, list[float]], message: float) -> None:
-        self.placement, self.durations, self.message = schedule.placement, durations, message
+    def __init__(self, schedule: Schedule, durations: dict[ActionKind, list[float]], messages: list[float]) -> None:
+        self.placement, self.durations, self.messages = schedule.placement, durations, messages
         self.dependencies = Dependencies(schedule)
         self.spans: list[list[Span]] = [[] for _ in schedule.orders]
         self.free = [0.0] * schedule.num_ranks
@@ -137,8 +155,9 @@ class _Clock:
             receive = partner(action)
             other = self.placement[receive.stage]
             start = max(start, self.free[other])
-            self._note(rank, action, start, start + self.message)
-            self._note(other, receive, start, start + self.message)
+            end = start + self.messages[min(action.stage, receive.stage)]
+            self._note(rank, action, start, end)
+            self._note(other, receive, start, end)
             return
         self._note(rank, action, start, start + self.durations[action.kind][action.stage])
         if not self.dependencies.messages:
@@ -155,7 +174,8 @@ class _Clock:
         stage = action.stage + step
         if step and 0 <= stage < len(self.placement) and self.placement[stage] != rank:
             link = rank, self.placement[stage]
-            arrival = max(self.ends[product], self.link_free.get(link, 0.0)) + self.message
+            arrival = max(self.ends[product], self.link_free.get(link, 0.0))
+            arrival += self.messages[min(action.stage, stage)]
             self.link_free[link] = self.arrivals[product] = arrival
 
     def _there(self, need: Action, rank: int) -> float:
@@ -163,26 +183,39 @@ class _Clock:
 
 
 def _durations(schedule: Schedule, costs: Costs) -> dict[ActionKind, list[float]]:
-    forward, of_input, of_weight, reduce = (
-        _per_stage(name, getattr(costs, name), schedule)
-        for name in ("forward", "backward_input", "backward_weight", "reduce")
-    )
-    _per_stage("message", costs.message, schedule)
-    return {
-        ActionKind.FORWARD: forward,
-        ActionKind.BACKWARD_INPUT: of_input,
-        ActionKind.BACKWARD_WEIGHT: of_weight,
-        ActionKind.BACKWARD: [i + w for i, w in zip(of_input, of_weight, strict=True)],
-        ActionKind.REDUCE_GRAD: reduce,
+    """Of the kinds that are in the schedule."""
+    parts = costs.backward_input, costs.backward_weight
+    if costs.backward is None:
+        parts = tuple(1.0 if part is None else part for part in parts)
+    given = {
+        ActionKind.FORWARD: ("forward", costs.forward),
+        ActionKind.BACKWARD_INPUT: ("backward_input", parts[0]),
+        ActionKind.BACKWARD_WEIGHT: ("backward_weight", parts[1]),
+        ActionKind.BACKWARD: ("backward", costs.backward),
+        ActionKind.REDUCE_GRAD: ("reduce", costs.reduce),
     }
+    known = {kind: _per_stage(name, cost, schedule) for kind, (name, cost) in given.items() if cost is not None}
+    if costs.backward is None:
+        of_input, of_weight = known[ActionKind.BACKWARD_INPUT], known[ActionKind.BACKWARD_WEIGHT]
+        known[ActionKind.BACKWARD] = [i + w for i, w in zip(of_input, of_weight, strict=True)]
+    for action in (action for order in schedule.orders for action in order):
+        if action.kind in COMPUTE and action.kind not in known:
+            raise ArgumentError(
+                f"Costs: {given[action.kind][0]} is not known, only the whole backward is, and {schedule.name} has "
+                f"{action}; give it, or measure a schedule that has both parts, such as zb-h1"
+            )
+    return known
 
 
-def _per_stage(name: str, cost: PerStage, schedule: Schedule) -> list[float]:
-    stages = schedule.num_stages
-    values = [float(cost)] * stages if isinstance(cost, int | float) else [float(value) for value in cost]
-    if len(values) != stages or not all(0 <= value < float("inf") for value in values):
+def _per_stage(name: str, cost: PerStage, schedule: Schedule, between: bool = False) -> list[float]:
+    """A cost for each stage, or `between` each two neighbours."""
+    expected = schedule.num_stages - between
+    values = [float(cost)] * expected if isinstance(cost, int | float) else [float(value) for value in cost]
+    known = [float(cost)] if isinstance(cost, int | float) else values
+    if len(values) != expected or not all(0 <= value < float("inf") for value in known):
+        what = "pairs of neighbouring stages" if between else "stages"
         raise ArgumentError(
-            f"Costs({name}={cost!r}): expected a number of 0 or more, or one for each of the {stages} stages of "
+            f"Costs({name}={cost!r}): expected a number of 0 or more, or one for each of the {expected} {what} of "
             f"{schedule.name}"
         )
     return values

@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.lazy.node import Node, describe_line
 from fuel_parallel.lazy.ops.contraction import MATMUL
 from fuel_parallel.runtime.buckets import JOIN
+from fuel_parallel.runtime.laps import Laps
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import ITEM, REGION
 
@@ -43,6 +45,7 @@ PHASES = ("graph", "plan", "run", "keep")
 
 _NAMES_SHOWN = 5
 _REALIZE, _KERNELS, _COLLECTIVES = 0, 1, 2
+_PIPELINE = 1000  # behind every track of collectives
 _TRACKS = {_REALIZE: "realize", _KERNELS: "kernels", _COLLECTIVES: "collectives"}
 Compute = Callable[[Step, Any, list[Any]], Any]
 
@@ -57,6 +60,7 @@ class Recorder:
         self.memory = array("q")
         self.dropped = 0
         self.plans: list[Plan] = []
+        self.pipelines: list[Laps] = []
         self._bases: dict[int, int] = {}
         self._starts: list[int] = []
         self._described: dict[int, tuple[str, dict[str, Any]]] = {}
@@ -132,6 +136,12 @@ class Recorder:
         if not self.dropped:
             self.memory.extend((time.perf_counter_ns(), arena, _resident()))
 
+    def pipeline(self, about: dict[str, Any]) -> Laps:
+        """Where a pipeline notes its actions; `about` goes into the file, and says what is known of it."""
+        laps = Laps(about)
+        self.pipelines.append(laps)
+        return laps
+
     def write(self) -> None:
         """Writes the file, once, in the process that was traced."""
         if self._written or os.getpid() != self.process:
@@ -149,7 +159,7 @@ class Recorder:
             os.write(2, f"fuel-parallel: the trace cannot be written to {path}: {reason.strerror}\n".encode())
 
     def _text(self, rank: int, size: int) -> Iterator[str]:
-        begins = [*self.events[1::3], *self.memory[0::3]]
+        begins = [*self.events[1::3], *self.memory[0::3], *filter(None, (laps.first() for laps in self.pipelines))]
         first = min(begins, default=0)
         about = {
             "rank": rank,
@@ -157,8 +167,10 @@ class Recorder:
             "host": socket.gethostname(),
             "origin_ns": first + clock.mine.offset_ns,
             "accuracy_ns": clock.mine.accuracy_ns,
-            "dropped": self.dropped,
+            "dropped": self.dropped + sum(laps.dropped for laps in self.pipelines),
         }
+        if self.pipelines:
+            about["pipelines"] = [laps.about for laps in self.pipelines]
         header = json.dumps({"version": FORMAT, "ranks": [about]})
         yield f'{{"displayTimeUnit":"ms","fuel_parallel":{header},"traceEvents":['
         yield json.dumps(
@@ -166,7 +178,9 @@ class Recorder:
         )
         for track, title in _TRACKS.items():
             yield f",\n{_track(rank, track, title)}"
-        for event in self._rows(rank, first):
+        if self.pipelines:
+            yield f",\n{_track(rank, _PIPELINE, 'pipeline')}"
+        for event in chain(self._rows(rank, first), self._actions(rank, first)):
             yield ",\n" + event
         yield "\n]}\n"
 
@@ -211,6 +225,14 @@ class Recorder:
             moment, arena, resident = self.memory[at : at + 3]
             yield _counter(rank, "arena", (moment - first) / 1000, arena)
             yield _counter(rank, "resident", (moment - first) / 1000, resident)
+
+    def _actions(self, rank: int, first: int) -> Iterator[str]:
+        where = f'"cat":"action","ph":"X","pid":{rank},"tid":{_PIPELINE}'
+        for number, laps in enumerate(self.pipelines):
+            for step, name, began, end in laps.spans():
+                times = f'"ts":{(began - first) / 1000:.3f},"dur":{(end - began) / 1000:.3f}'
+                about = f'"args":{{"pipeline":{number},"step":{step}}}'
+                yield f'{{"name":{json.dumps(name)},{where},{times},{about}}}'
 
 
 def _track(rank: int, track: int, title: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuel_parallel.errors import ArgumentError
-from fuel_parallel.pipeline_parallel import Costs, ScheduleKind, Workload, build, lower, search, simulate
+from fuel_parallel.pipeline_parallel import ScheduleKind, Workload, build, lower, search, simulate
 
 
 def test_the_quickest_comes_first_and_more_microbatches_cost_overhead() -> None:
@@ -46,9 +46,3 @@ def test_blocking_messages_cost_time() -> None:
     other = search(2, Workload(message=0.1, blocking=True), **options)[0].timeline.total
     costs = Workload(message=0.1).costs(build("1f1b", 2, 4))
     assert other == simulate(lower(build("1f1b", 2, 4)), costs).total > one
-
-
-@pytest.mark.parametrize("costs", [Costs(forward=-1), Costs(forward=[1, 2, 3]), Costs(message=float("nan"))])
-def test_costs_of_other_stages_are_refused(costs: Costs) -> None:
-    with pytest.raises(ArgumentError, match="a number of 0 or more, or one for each of the 2 stages of gpipe"):
-        simulate(build("gpipe", 2, 2), costs)

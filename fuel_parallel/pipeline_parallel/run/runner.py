@@ -22,6 +22,7 @@ from fuel_parallel.pipeline_parallel.dependencies import partner
 from fuel_parallel.pipeline_parallel.lower import with_reductions
 from fuel_parallel.pipeline_parallel.run.batch import Batch
 from fuel_parallel.pipeline_parallel.run.links import Links
+from fuel_parallel.pipeline_parallel.run.recording import recording
 from fuel_parallel.pipeline_parallel.run.result import PipelineResult
 from fuel_parallel.pipeline_parallel.run.stage import Loss, StageRun
 from fuel_parallel.pipeline_parallel.run.tied import TiedParameters
@@ -96,6 +97,7 @@ class PipelineRunner:
             for number in sorted(stages)
         }
         self._order = self.schedule.orders[comm.rank]
+        self._recording = recording(self.schedule, self.comm)
         self._links = Links(self.comm, self.schedule, {n: run.device for n, run in self._runs.items()})
         self._tied = TiedParameters(self.comm, tied or {}, self.parameters())
         self._do: dict[ActionKind, Callable[[Action], None]] = {
@@ -177,6 +179,7 @@ class PipelineRunner:
                     f"have {sum(rows)} on rank {self.schedule.placement[0]}; both are of the same batch"
                 )
         self._trains = trains
+        self._laps = self._recording if trains else None  # what has another order is another schedule
         self._losses: list[tuple[float, Array]] = []
         self._outputs: list[list[Array]] = []
 
@@ -185,10 +188,17 @@ class PipelineRunner:
 
     def _run(self, schedule: Schedule) -> None:
         order = schedule.orders[self.comm.rank]
+        if self._laps is not None:
+            self._laps.begin_step()
         for place, action in enumerate(order):
             for coming in order[place : place + POSTED_AHEAD]:
                 self._expect(coming)
             self._do[action.kind](action)
+            self._note_end(action)
+
+    def _note_end(self, action: Action) -> None:
+        if self._laps is not None:
+            self._laps.end(action)
 
     def _forward(self, action: Action) -> None:
         stage, microbatch = action.stage, action.microbatch
@@ -241,7 +251,9 @@ class PipelineRunner:
             return self._inputs.arrays(action.microbatch) if self._inputs and action.kind is ActionKind.FORWARD else []
         if self._is_mine(receive):
             return self._made.pop(receive)
-        return self._links.receive(receive, self._specs(receive))
+        arrays = self._links.receive(receive, self._specs(receive))
+        self._note_end(receive)
+        return arrays
 
     def _pass_on(self, action: Action, arrays: list[Array]) -> None:
         receive = next_receive(action)
