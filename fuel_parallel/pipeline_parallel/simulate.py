@@ -186,7 +186,7 @@ def _durations(schedule: Schedule, costs: Costs) -> dict[ActionKind, list[float]
     """Of the kinds that are in the schedule."""
     parts = costs.backward_input, costs.backward_weight
     if costs.backward is None:
-        parts = tuple(1.0 if part is None else part for part in parts)
+        parts = (1.0 if parts[0] is None else parts[0]), (1.0 if parts[1] is None else parts[1])
     given = {
         ActionKind.FORWARD: ("forward", costs.forward),
         ActionKind.BACKWARD_INPUT: ("backward_input", parts[0]),
