@@ -36,8 +36,8 @@ def workload_on(
         efficiency: The share of the peak that is reached; if None, that of large products.
         layers: As in `Workload`.
 
-    Only ranks next to each other, and the last and the first, have messages; with other placements of stages the
-    workload has no finite costs. Raises `TopologyError` when a bandwidth or a peak is not known.
+    Ranks next to each other have messages, and the last and the first if the way between them is known. Raises
+    `TopologyError` when a bandwidth between neighbours or a peak is not known.
 
     >>> from fuel_parallel.topology import DeviceInfo, Link
     >>> pair = DeviceTopology()
@@ -57,10 +57,17 @@ def workload_on(
         raise ArgumentError("workload_on: a pipeline has a device at least, got none")
     time = flops / (max(peaks) * efficiency * 1e6)
     messages, latencies = ([[inf] * len(devices) for _ in devices] for _ in range(2))
-    for rank, other in ((r, (r + 1) % len(devices)) for r in range(len(devices))):
+    for rank, device in enumerate(devices):
+        other = (rank + 1) % len(devices)
         for a, b in ((rank, other), (other, rank)):
-            latencies[a][b] = _transfer(topology, devices[a], devices[b], 0)
-            messages[a][b] = _transfer(topology, devices[a], devices[b], activation_bytes) - latencies[a][b]
+            least = topology.transfer_time_us(devices[a], devices[b], 0)
+            whole = topology.transfer_time_us(devices[a], devices[b], round(activation_bytes))
+            if least is not None and whole is not None:
+                latencies[a][b], messages[a][b] = least, whole - least
+            elif other:  # not every placement has messages from the last rank to the first
+                raise TopologyError(
+                    f"the bandwidth from {device} to {devices[other]} is unknown; measure it, or add it"
+                )
     return Workload(
         forward=time,
         backward_input=time,
@@ -95,12 +102,3 @@ def _peak(topology: DeviceTopology, device: DeviceId, given: float | None) -> fl
     if not 0 < peak < inf:
         raise ArgumentError(f"tflops must be a positive number, got {peak}")
     return peak
-
-
-def _transfer(topology: DeviceTopology, source: DeviceId, target: DeviceId, nbytes: float) -> float:
-    if source == target:
-        return 0.0
-    found = topology.transfer_time_us(source, target, round(nbytes))
-    if found is None:
-        raise TopologyError(f"the bandwidth from {source} to {target} is unknown; measure it, or add it")
-    return found

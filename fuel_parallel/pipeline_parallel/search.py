@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
+from math import inf, isinf
 
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.pipeline_parallel.assignment import StageAssignment
@@ -53,7 +53,8 @@ class Workload:
     def costs(self, schedule: Schedule) -> Costs:
         """What the actions of a schedule cost.
 
-        Raises `ArgumentError` when there are fewer layers than stages, or `slowness` or a table is of other ranks.
+        Raises `ArgumentError` when there are fewer layers than stages, when `slowness` or a table is of other ranks, or
+        when a message that is needed takes for ever.
         """
         self._check_ranks(schedule)
         stages, count = schedule.num_stages, schedule.num_microbatches
@@ -95,7 +96,10 @@ class Workload:
 def _between(cost: PerLink, a: int, b: int) -> float:
     if isinstance(cost, int | float):
         return float(cost)
-    return 0.0 if a == b else max(cost[a][b], cost[b][a])
+    longer = 0.0 if a == b else max(cost[a][b], cost[b][a])
+    if isinf(longer):
+        raise ArgumentError(f"Workload: the schedule sends from rank {a} to rank {b}, and that has no finite time")
+    return longer
 
 
 @dataclass(frozen=True)
