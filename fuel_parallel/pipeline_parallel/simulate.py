@@ -184,13 +184,14 @@ class _Clock:
 
 def _durations(schedule: Schedule, costs: Costs) -> dict[ActionKind, list[float]]:
     """Of the kinds that are in the schedule."""
-    parts = costs.backward_input, costs.backward_weight
-    if costs.backward is None:
-        parts = tuple(1.0 if part is None else part for part in parts)
-    given = {
+    usual = 1.0 if costs.backward is None else None
+    given: dict[ActionKind, tuple[str, PerStage | None]] = {
         ActionKind.FORWARD: ("forward", costs.forward),
-        ActionKind.BACKWARD_INPUT: ("backward_input", parts[0]),
-        ActionKind.BACKWARD_WEIGHT: ("backward_weight", parts[1]),
+        ActionKind.BACKWARD_INPUT: ("backward_input", usual if costs.backward_input is None else costs.backward_input),
+        ActionKind.BACKWARD_WEIGHT: (
+            "backward_weight",
+            usual if costs.backward_weight is None else costs.backward_weight,
+        ),
         ActionKind.BACKWARD: ("backward", costs.backward),
         ActionKind.REDUCE_GRAD: ("reduce", costs.reduce),
     }
