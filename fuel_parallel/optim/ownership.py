@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fuel_parallel.lazy.tensor import Tensor
-from fuel_parallel.module import Parameter, RowShard
+from fuel_parallel.module import Parameter, RowShard, Shard
 
 
 def counted(parameter: Parameter, gradient: Tensor, tp_rank: int, dp_rank: int) -> Tensor | None:
@@ -26,4 +26,9 @@ def cut_over(parameter: Parameter) -> tuple[bool, bool]:
     shard = parameter.shard
     if isinstance(shard, RowShard):
         return shard.outer is not None, True
-    return shard is not None, False
+    return shard is not None and not _is_a_whole_copy(parameter, shard), False
+
+
+def _is_a_whole_copy(parameter: Parameter, shard: Shard) -> bool:
+    """Whether it is the whole, of which nothing counts here: another stage of the pipeline has it, too."""
+    return parameter.shape == shard.global_shape and any(not span for span in shard.counted(parameter.shape))

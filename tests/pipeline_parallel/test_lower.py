@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_schedules import random_schedule
 
 from fuel_parallel.errors import ScheduleError
 from fuel_parallel.pipeline_parallel import (
-    Action,
     ActionKind,
     Costs,
     Schedule,
@@ -18,8 +18,6 @@ from fuel_parallel.pipeline_parallel import (
     lower,
     simulate,
 )
-from fuel_parallel.pipeline_parallel.dependencies import Dependencies, known_as
-from fuel_parallel.pipeline_parallel.schedule import loop
 
 
 @settings(max_examples=80)
@@ -44,25 +42,6 @@ def test_random_valid_schedules_are_lowered_and_proven(s: int, v: int, m: int, r
     schedule = random_schedule(s, v, m, random)
     check(schedule)
     check(lower(schedule))
-
-
-def random_schedule(s: int, v: int, m: int, random) -> Schedule:
-    placement = loop(s, v)
-    left = [Action(ActionKind.FORWARD, stage, one) for stage in range(s * v) for one in range(m)]
-    for stage in range(s * v):
-        for one in range(m):
-            whole = random.random() < 0.5
-            kinds = [ActionKind.BACKWARD] if whole else [ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT]
-            left += [Action(kind, stage, one) for kind in kinds]
-    needs = Dependencies(Schedule("random", m, placement, ((),) * s)).needs
-    orders: list[list[Action]] = [[] for _ in range(s)]
-    done: set[Action] = set()
-    while left:
-        action = random.choice([one for one in left if done.issuperset(needs(one))])
-        left.remove(action)
-        done.add(known_as(action))
-        orders[placement[action.stage]].append(action)
-    return Schedule("random", m, placement, tuple(map(tuple, orders)))
 
 
 def test_blocking_messages_take_the_time_of_both_ends() -> None:
