@@ -291,8 +291,9 @@ def pipelines() -> Iterator[str]:
         yield ""
         return
     f = outcome.found
-    yield f"The GPT in {f['ranks']} stages of {f['layers_per_stage']} layers (blocks, the embedding and the head), a batch"
-    yield f"of 16 in {f['microbatches']} micro-batches. *Predicted*: simulated from the times of the stages alone, on all"
+    sizes = ", ".join(map(str, f["layers_per_stage"]))
+    yield f"The GPT in {f['ranks']} stages of {sizes} layers (the embedding, blocks and the head), a batch of 16 in"
+    yield f"{f['microbatches']} micro-batches. *Predicted*: simulated from the times of the stages alone, on all"
     yield "ranks at once, and of messages. Ratios are medians over rounds, each of which measures costs and steps."
     yield ""
     rows = []
@@ -302,8 +303,8 @@ def pipelines() -> Iterator[str]:
         cells = f"**{ratio:.3f}** ({least:.3f} to {most:.3f})", f"{one['predicted_bubble_ratio']:.1%}"
         rows.append((one["kind"], *times, *cells))
     yield from table("schedule", "predicted ms", "measured ms", "measured / predicted", "bubble", rows=rows)
-    yield f"With stages that multiply one number, an action takes a rank {f['action_us']:.0f} us, of which the runner and"
-    yield f"the messages are {f['runner_us']:.0f} us; the rest is what the action takes alone."
+    yield f"With stages that multiply one number, an action takes a rank {f['action_us']:.0f} us, of which the runner"
+    yield f"and the messages are {f['runner_us']:.0f} us; the rest is what the action takes alone."
     yield ""
 
 
