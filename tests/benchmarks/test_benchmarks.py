@@ -87,7 +87,8 @@ def test_a_pipeline_is_predicted_and_measured() -> None:
     for one in found["schedules"]:
         assert one["measured_over_predicted"] == pytest.approx(one["measured_ms"] / one["predicted_ms"])
         assert 0 < one["predicted_bubble_ratio"] < 1
-    assert found["action_us"] > found["runner_us"]
+    assert found["cpu_us"] > max(found["runner_us"], 0)
+    assert found["action_us"] > 0
     assert sum(found["layers_per_stage"]) == 3
 
 
