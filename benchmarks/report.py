@@ -303,9 +303,9 @@ def pipelines() -> Iterator[str]:
         cells = f"**{ratio:.3f}** ({least:.3f} to {most:.3f})", f"{one['predicted_bubble_ratio']:.1%}"
         rows.append((one["kind"], *times, *cells))
     yield from table("schedule", "predicted ms", "measured ms", "measured / predicted", "bubble", rows=rows)
-    yield f"With stages that multiply one number, a step takes {f['action_us']:.0f} us for each action of a rank. On one"
-    yield f"rank, without messages, an action takes {f['cpu_us']:.0f} us of the processor, {f['runner_us']:.0f} us of"
-    yield "them the runner."
+    yield f"With stages that multiply one number, a step takes {f['action_us']:.0f} us for each action of a rank."
+    yield f"Without messages, on one rank, an action takes {f['cpu_us']:.0f} us of the processor, of which the runner"
+    yield f"takes {f['runner_us']:.0f} us."
     yield ""
 
 
