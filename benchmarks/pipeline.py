@@ -5,8 +5,8 @@ ranks at the same time, since they share a machine; and messages of that size go
 are simulated. Then `PipelineRunner` runs them. In each round the costs are measured, then a step of each schedule;
 ratios are medians over the rounds, so that a disturbance of the machine, which meets both, hardly counts.
 
-The runner's overhead is measured with stages that multiply one number: what a step takes beyond what its actions take
-alone, for each of them.
+The runner's overhead is measured with stages that multiply one number, as time on the processor: what a step of a
+pipeline of one rank takes beyond what its actions take without a runner, for each of them.
 """
 
 from __future__ import annotations
@@ -211,17 +211,50 @@ def compared(schedule: Schedule, costs: Sequence[Costs], taken: Sequence[float])
 
 
 def overhead(world: fp.Communicator, rounds: int) -> dict[str, float]:
-    """Microseconds of an action of a rank, of stages that do next to nothing, and what of it the runner adds."""
+    """Microseconds of an action, of stages that do next to nothing.
+
+    `action_us` is the time of a step on all ranks by the actions of one; `cpu_us` that of a pipeline of one rank, which
+    neither sends nor waits, on the processor, and `runner_us` what of it the same actions do not take without a runner.
+    """
     count = TINY_MICROBATCHES
     schedule = built("1f1b", world.world_size, count)
     ones = np.ones((count, 1), np.float32)
-    costs, steps = rounds_of(world, [schedule], {world.rank: Scale()}, (ones, ones), ones[:1], mean_square, rounds)
+    pipeline = PipelineRunner({world.rank: Scale()}, schedule, world, loss=mean_square)
+    single = PipelineRunner({0: Scale()}, built("1f1b", 1, count), fp.IdentityComm(), loss=mean_square)
+    run = StageRun(Scale(), loss=mean_square, is_first=True, recompute=False)
+    row = ft.asarray(ones[:1]).realize()
+
+    def alone() -> None:
+        for _ in range(count):
+            run.forward(0, [ones[:1]], row)
+            run.backward(0, [], 1 / count)
+        fp.realize(run.accumulator.sum())
+
+    together: list[float] = []
+    with_runner: list[float] = []
+    without: list[float] = []
+    for number in range(WARM_UP + rounds):
+        took = step_seconds(pipeline, ones, ones, world)
+        busy = processor_seconds(lambda: fp.realize(single.step(ones, ones).gradients))
+        bare = processor_seconds(alone)
+        if number >= WARM_UP:
+            together.append(took)
+            with_runner.append(busy)
+            without.append(bare)
     actions = 2 * count
-    added = [took - simulate(schedule, one).total for one, took in zip(costs, steps[schedule.name], strict=True)]
+    added = statistics.median(a - b for a, b in zip(with_runner, without, strict=True))
     return {
-        "action_us": statistics.median(steps[schedule.name]) / actions * 1e6,
-        "runner_us": statistics.median(added) / actions * 1e6,
+        "action_us": statistics.median(together) / actions * 1e6,
+        "cpu_us": statistics.median(with_runner) / actions * 1e6,
+        "runner_us": added / actions * 1e6,
     }
+
+
+def processor_seconds(run: Callable[[], Any]) -> float:
+    """What this process took of a core, however busy the machine is."""
+    began = time.process_time()
+    run()
+    return time.process_time() - began
 
 
 def measure(config: Config, microbatches: int, rounds: int) -> dict[str, Any]:
@@ -261,7 +294,7 @@ def measure(config: Config, microbatches: int, rounds: int) -> dict[str, Any]:
 @click.command(help="Predict a pipeline's step, and measure it.", context_settings={"show_default": True})
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--microbatches", type=click.IntRange(min=1), default=8)
-@click.option("--rounds", type=click.IntRange(min=1), default=20)
+@click.option("--rounds", type=click.IntRange(min=1), default=10)
 @sizes
 def main(as_json: bool, microbatches: int, rounds: int, **dimensions: int) -> None:
     """Prints the table on rank 0."""
@@ -278,7 +311,8 @@ def main(as_json: bool, microbatches: int, rounds: int, **dimensions: int) -> No
         span = f"{one['measured_over_predicted']:.3f} ({one['least_ratio']:.3f} to {one['greatest_ratio']:.3f})"
         times = f"{one['predicted_ms']:12.1f}  {one['measured_ms']:11.1f}"
         print(f"{one['kind'].ljust(8)}  {times}  {span.ljust(25)}  {one['predicted_bubble_ratio']:.1%}")
-    print(f"an action of next to nothing: {found['action_us']:.0f} us, of it the runner {found['runner_us']:.0f} us")
+    print(f"an action of next to nothing: {found['action_us']:.0f} us with its messages, on all ranks")
+    print(f"  on the processor {found['cpu_us']:.0f} us without messages, of it the runner {found['runner_us']:.0f} us")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import fuel_parallel
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 PEERS = ("torch", "torch-compile", "jax", "mlx")
+ON_TWO_RANKS = ("all_reduce.py", "pipeline.py")
 FEWER_STEPS = {"mlx": 5}  # it is far slower than the others on x86
 ALONE = {"mlx": "its backends for several processes are not measured"}
 
@@ -69,7 +70,7 @@ def run(*words: str, shown: Sequence[str] = ()) -> Outcome:
     """Runs `python benchmarks/WORDS --json`. A failure is an outcome, too."""
     click.echo(f"  {shlex.join(words)}", err=True)
     script, *rest = words
-    launcher = ["-m", "fuelrun", "--quiet", "-n", "2"] if script == "all_reduce.py" else []
+    launcher = ["-m", "fuelrun", "--quiet", "-n", "2"] if script in ON_TWO_RANKS else []
     command = [sys.executable, *launcher, str(ROOT / "benchmarks" / script), "--json", *rest]
     start = "fuelrun -n 2" if launcher else "python"
     said = (*shlex.split(start), f"benchmarks/{script}", *(shown or rest))
@@ -279,6 +280,35 @@ def start_up(peer_python: str) -> Iterator[str]:
         yield ""
 
 
+def pipelines() -> Iterator[str]:
+    """Schedules, predicted and measured."""
+    yield "## Pipelines"
+    yield ""
+    outcome = run("pipeline.py", "--batch", "16")
+    yield from shown(outcome)
+    if outcome.skipped:
+        yield f"Skipped: {outcome.skipped}"
+        yield ""
+        return
+    f = outcome.found
+    sizes = ", ".join(map(str, f["layers_per_stage"]))
+    yield f"The GPT in {f['ranks']} stages of {sizes} layers (the embedding, blocks and the head), a batch of 16 in"
+    yield f"{f['microbatches']} micro-batches. *Predicted*: simulated from the times of the stages alone, on all"
+    yield "ranks at once, and of messages. Ratios are medians over rounds, each of which measures costs and steps."
+    yield ""
+    rows = []
+    for one in f["schedules"]:
+        ratio, least, most = (one[name] for name in ("measured_over_predicted", "least_ratio", "greatest_ratio"))
+        times = f"{one['predicted_ms']:.1f}", f"{one['measured_ms']:.1f}"
+        cells = f"**{ratio:.3f}** ({least:.3f} to {most:.3f})", f"{one['predicted_bubble_ratio']:.1%}"
+        rows.append((one["kind"], *times, *cells))
+    yield from table("schedule", "predicted ms", "measured ms", "measured / predicted", "bubble", rows=rows)
+    yield f"With stages that multiply one number, a step takes {f['action_us']:.0f} us for each action of a rank."
+    yield f"Without messages, on one rank, an action takes {f['cpu_us']:.0f} us of the processor, of which the runner"
+    yield f"takes {f['runner_us']:.0f} us."
+    yield ""
+
+
 def tracing(steps: int) -> Iterator[str]:
     """What `fuelrun --trace` costs."""
     yield "## Cost of tracing"
@@ -306,7 +336,7 @@ def main(peer_python: str, steps: int, output: Path) -> None:
     peer_python = os.path.abspath(peer_python)  # not resolved: it may be a link, by which Python knows its environment
     parts = [HEAD.splitlines(), [""], machine(), GPT.splitlines(), [""]]
     parts += [gpt(peer_python, 1, steps), gpt(peer_python, 2, steps), all_reduce(peer_python)]
-    parts += [limits(), start_up(peer_python), tracing(steps)]
+    parts += [limits(), start_up(peer_python), pipelines(), tracing(steps)]
     text = "\n".join(line for part in parts for line in part).rstrip() + "\n"
     output.write_text(text)
     click.echo(output, err=True)

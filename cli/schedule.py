@@ -9,6 +9,7 @@ import click
 
 from fuelrun.option_types import Count
 from fuelrun.pictures import PICTURE, check_pictures
+from fuelrun.schedule_costs import CostOptions, Source
 from fuelrun.time_lines import as_data, console, print_rows, write_pictures
 
 if TYPE_CHECKING:
@@ -21,9 +22,12 @@ Examples:
   fuelrun schedule --compare gpipe,1f1b,zb-h1 --stages 4 --microbatches 8 --message 0.1
   fuelrun schedule --kind 1f1b --stages 2 --microbatches 4 --lower --csv > mine.csv
   fuelrun schedule --check mine.csv
+  fuelrun schedule --kind zb-h1 --stages 2 --microbatches 8 --costs out.json
+  fuelrun schedule --kind 1f1b --stages 8 --microbatches 32 --topology nvswitch --flops 4e15 --activation-bytes 8e8
 
 Kinds: gpipe, 1f1b, interleaved-1f1b, zb-h1, zb-h2, zb-v, dualpipe-v, breadth-first, inference. Times are in units of
-one forward of a stage, or of all stages of a rank with --compare; a backward takes two of them.
+one forward of a stage, or of all stages of a rank with --compare; a backward takes two of them. With --costs and
+--topology they are in ms.
 """
 
 
@@ -32,7 +36,23 @@ one forward of a stage, or of all stages of a rank with --compare; a backward ta
 @click.option("--stages", type=Count("the depth of the pipeline"), metavar="N", help="Ranks of the pipeline.")
 @click.option("--microbatches", type=Count("the micro-batches of a step"), metavar="N", help="Micro-batches of a step.")
 @click.option("--virtual", type=Count("the stages of a rank"), metavar="N", help="Stages that each rank holds.")
-@click.option("--message", type=float, default=0.0, metavar="T", help="What a message takes, in forwards [default: 0].")
+@click.option("--message", type=float, metavar="T", help="What a message takes, in forwards [default: 0].")
+@click.option(
+    "--costs",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="TRACE",
+    help="Costs of actions as a trace of a pipeline has them, for as many stages and micro-batches as large.",
+)
+@click.option(
+    "--topology", metavar="FILE", help="Costs on these machines: a file in any format, or the name of an example."
+)
+@click.option("--flops", type=float, metavar="N", help="With --topology: of a forward of the batch by the whole model.")
+@click.option(
+    "--activation-bytes", type=float, metavar="N", help="With --topology: what passes between stages for the batch."
+)
+@click.option(
+    "--tflops", type=float, metavar="T", help="With --topology: a device's peak [default: as the topology says]."
+)
 @click.option(
     "--lower", "lowered", is_flag=True, help="With sends, receives and reductions; messages block both ranks."
 )
@@ -53,7 +73,12 @@ def schedule(
     stages: int | None,
     microbatches: int | None,
     virtual: int | None,
-    message: float,
+    message: float | None,
+    costs: Path | None,
+    topology: str | None,
+    flops: float | None,
+    activation_bytes: float | None,
+    tflops: float | None,
     lowered: bool,
     file: Path | None,
     compare: str | None,
@@ -63,9 +88,10 @@ def schedule(
     as_csv: bool,
 ) -> None:
     """Show when each rank of a pipeline does what; prove a schedule of your own; compare several."""
-    from fuel_parallel.pipeline_parallel import Costs, build, check, lower, read_csv, simulate
+    from fuel_parallel.pipeline_parallel import build, check, lower, read_csv
 
     check_pictures(svg, png)
+    source = CostOptions(message, costs, topology, flops, activation_bytes, tflops).source
     chosen = [name for name, given in (("--kind", kind), ("--check", file), ("--compare", compare)) if given]
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} exclude each other; give one of them")
@@ -78,68 +104,69 @@ def schedule(
     if compare is not None:
         if svg or png or as_csv:
             raise click.UsageError("--compare makes a table or JSON; draw and write one kind at a time")
-        _compare(compare.split(","), stages or 1, microbatches or 1, virtual, message, lowered, as_json)
+        _compare(compare.split(","), stages or 1, microbatches or 1, virtual, source(), lowered, as_json)
         return
     if file is not None:
         shown = read_csv(file)
         check(shown)
     else:
         shown = build(kind or "1f1b", stages or 1, microbatches or 1, virtual)
+    chosen_source = source()
+    timeline = chosen_source.timeline(shown, lowered)
     shown = lower(shown) if lowered else shown
-    timeline = simulate(shown, Costs(message=message))
-    write_pictures(shown, {"": timeline}, svg, png)
+    write_pictures(shown, {"": timeline}, svg, png, chosen_source.unit)
     if as_json:
-        click.echo(_json(shown, timeline))
+        click.echo(_json(shown, timeline, chosen_source.unit))
     elif as_csv:
         from fuel_parallel.pipeline_parallel import to_csv
 
         click.echo(to_csv(shown), nl=False)
     else:
-        _print(shown, timeline, checked=file is not None)
+        _print(shown, timeline, chosen_source.unit, checked=file is not None)
 
 
-def _json(shown: Schedule, timeline: Timeline) -> str:
+def _json(shown: Schedule, timeline: Timeline, unit: str) -> str:
     import msgspec
 
     found = {
         "name": shown.name,
         "microbatches": shown.num_microbatches,
         "placement": shown.placement,
+        "unit": unit or "forward",
         "activations_held": shown.held(),
         **as_data(timeline),
     }
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
 
 
-def _print(shown: Schedule, timeline: Timeline, checked: bool) -> None:
+def _print(shown: Schedule, timeline: Timeline, unit: str, checked: bool) -> None:
     """The time line, in pieces as wide as the terminal, and what it comes to."""
     to = console()
     print_rows(to, shown, timeline)
+    behind = f" {unit}" if unit else ""
     proven = "can run; " if checked else ""
     to.print(
-        f"{shown.name}: {proven}time {timeline.total:g}, bubble {timeline.bubble_ratio():.1%} "
+        f"{shown.name}: {proven}time {timeline.total:g}{behind}, bubble {timeline.bubble_ratio():.1%} "
         f"({timeline.bubble_ratio_of_span():.1%} from first to last action of a rank), "
         f"activations held {', '.join(map(str, shown.held()))}"
     )
 
 
 def _compare(
-    kinds: list[str], stages: int, count: int, virtual: int | None, message: float, blocking: bool, as_json: bool
+    kinds: list[str], stages: int, count: int, virtual: int | None, source: Source, lowered: bool, as_json: bool
 ) -> None:
-    from fuel_parallel.pipeline_parallel import Workload, build, lower, simulate
+    from fuel_parallel.pipeline_parallel import build
     from fuel_parallel.pipeline_parallel.builders import kind_of, virtual_stages_of
 
-    # A whole batch on the whole model, so that a rank's share of one micro-batch takes one unit.
-    whole = float(stages * count)
-    workload = Workload(whole, whole, whole, message=message * count, activations=whole)
     found = []
     for kind in kinds:
         free = virtual_stages_of(kind_of(kind.strip()))[1]
         built = build(kind.strip(), stages, count, virtual if free else None)
-        timeline = simulate(lower(built) if blocking else built, workload.costs(built))
+        timeline = source.timeline_to_compare(built, lowered)
         ratios = timeline.bubble_ratio(), timeline.bubble_ratio_of_span()
         found.append((built.name, built.num_stages // stages, timeline.total, *ratios, max(timeline.peak_memory)))
-    columns = ("kind", "stages a rank", "time", "bubble", "within a rank", "activations")
+    time = f"time, {source.unit}" if source.unit else "time"
+    columns = ("kind", "stages a rank", time, "bubble", "within a rank", "activations")
     if as_json:
         import msgspec
 

@@ -54,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "expert_parallel": RANKS | {"module", "experts", "data_parallel"},
     "pipeline_parallel": GROUND,
     "pipeline_parallel.draw": GROUND | {"topology", "pipeline_parallel"},
+    "pipeline_parallel.on_topology": GROUND | {"topology", "pipeline_parallel"},
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel", "data_parallel", "runtime"},
     "distributed_cache": GROUND,
     "distributed_cache.group": RANKS | {"distributed_cache"},

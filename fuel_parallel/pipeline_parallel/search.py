@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from itertools import pairwise
+from math import inf, isinf
 
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.pipeline_parallel.assignment import StageAssignment
@@ -12,6 +13,8 @@ from fuel_parallel.pipeline_parallel.builders import ScheduleKind, build, kind_o
 from fuel_parallel.pipeline_parallel.lower import lower
 from fuel_parallel.pipeline_parallel.schedule import Schedule
 from fuel_parallel.pipeline_parallel.simulate import Costs, Timeline, simulate
+
+PerLink = float | Sequence[Sequence[float]]
 
 TRAINING = tuple(kind for kind in ScheduleKind if kind is not ScheduleKind.INFERENCE)
 
@@ -24,44 +27,79 @@ class Workload:
         forward: The forward of the batch through all layers.
         backward_input: The part of the backward for the inputs of layers.
         backward_weight: The part for their weights.
-        message: The activations of the batch, from one rank to the next.
-        latency: What each message takes besides, however small.
+        message: The activations of the batch, from one rank to another: a number, or a table, `message[a][b]` from
+            rank a to rank b. Where there and back differ, the longer counts.
+        latency: What each message takes besides, however small; likewise.
         overhead: What each forward and each part of a backward of a stage takes besides, however small.
         activations: What all layers hold of the batch for the backward.
         layers: The shares of the layers, as numbers in any unit; () for a model that can be cut anywhere. Stages are
             then as even as `StageAssignment.by_times` can make them.
         blocking: Whether ranks stand still while they send and receive.
+        slowness: For each rank, how many times as long its work takes as is said above; () for equal ranks. Stages are
+            not made smaller for it.
     """
 
     forward: float = 1.0
     backward_input: float = 1.0
     backward_weight: float = 1.0
-    message: float = 0.0
-    latency: float = 0.0
+    message: PerLink = 0.0
+    latency: PerLink = 0.0
     overhead: float = 0.0
     activations: float = 1.0
     layers: Sequence[float] = ()
     blocking: bool = False
+    slowness: Sequence[float] = ()
 
     def costs(self, schedule: Schedule) -> Costs:
-        """What the actions of a schedule cost. Raises `ArgumentError` when there are fewer layers than stages."""
+        """What the actions of a schedule cost.
+
+        Raises `ArgumentError` when there are fewer layers than stages, when `slowness` or a table is of other ranks, or
+        when a message that is needed takes for ever.
+        """
+        self._check_ranks(schedule)
         stages, count = schedule.num_stages, schedule.num_microbatches
         shares = [1 / stages] * stages
         if self.layers:
             assignment, total = StageAssignment.by_times(self.layers, stages), sum(self.layers)
             parts = [assignment.layers_in_stage(stage) for stage in range(stages)]
             shares = [sum(self.layers[layer] for layer in part) / total for part in parts]
+        slowness = [self.slowness[rank] if self.slowness else 1.0 for rank in schedule.placement]
         forward, of_input, of_weight = (
-            [share * whole / count + self.overhead for share in shares]
+            [slow * (share * whole / count + self.overhead) for share, slow in zip(shares, slowness, strict=True)]
             for whole in (self.forward, self.backward_input, self.backward_weight)
         )
         return Costs(
             forward=forward,
             backward_input=of_input,
             backward_weight=of_weight,
-            message=self.message / count + self.latency,
+            message=[
+                _between(self.message, a, b) / count + _between(self.latency, a, b)
+                for a, b in pairwise(schedule.placement)
+            ],
             activations=[share * self.activations / count for share in shares],
         )
+
+    def _check_ranks(self, schedule: Schedule) -> None:
+        ranks = schedule.num_ranks
+        if self.slowness and len(self.slowness) != ranks:
+            raise ArgumentError(
+                f"Workload: slowness has a number for each of the {ranks} ranks of {schedule.name}; got {self.slowness}"
+            )
+        for name, cost in (("message", self.message), ("latency", self.latency)):
+            if not isinstance(cost, int | float) and [len(row) for row in cost] != [ranks] * ranks:
+                raise ArgumentError(
+                    f"Workload: {name} is a number or a table of {ranks} rows of {ranks}, from each rank of "
+                    f"{schedule.name} to each; got rows of {[len(row) for row in cost]}"
+                )
+
+
+def _between(cost: PerLink, a: int, b: int) -> float:
+    if isinstance(cost, int | float):
+        return float(cost)
+    longer = 0.0 if a == b else max(cost[a][b], cost[b][a])
+    if isinf(longer):
+        raise ArgumentError(f"Workload: the schedule sends from rank {a} to rank {b}, and that has no finite time")
+    return longer
 
 
 @dataclass(frozen=True)

