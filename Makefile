@@ -4,8 +4,8 @@
 #   make test          unit tests, MPI tests on 1 to 4 ranks (Open MPI), doctests
 #   make test-mpich    the MPI tests under MPICH, in an environment of its own
 #   make stress        what takes too long for every change: thousands of random programs and hundreds of kills under
-#                      both MPIs, placements against many random searches, thousands of pipeline schedules, a KV cache through
-#                      400,000 steps with faults, all tests of the runtime with each pass off
+#                      both MPIs, placements against many random searches, thousands of pipeline schedules and a thousand
+#                      pipelines, a KV cache through 400,000 steps with faults, all tests of the runtime with each pass off
 #   make lint types    ruff; mypy on the installed package
 #   make docs          the documentation, into docs/_build/html
 #   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)
@@ -102,6 +102,7 @@ stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
 	part "KV cache, many steps with faults" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/distributed_cache/test_agreement.py $(PYTEST_OPTIONS); \
 	part "placement, many searches" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/topology/test_placement.py $(PYTEST_OPTIONS); \
 	part "thousands of pipeline schedules" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/pipeline_parallel $(PYTEST_OPTIONS); \
+	FUEL_STRESS=1 part "a thousand random pipelines, 3 ranks" on_ranks $(VENV) 3 $(OPENMPI_OPTIONS); \
 	for passes in none $(addprefix -,$(PASSES)); do \
 	    export FUEL_PASSES=$$passes; \
 	    part "unit tests, FUEL_PASSES=$$passes" $(VENV)/bin/python -m pytest $(PASSES_TESTS) $(PYTEST_OPTIONS); \

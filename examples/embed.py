@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from train_gpt import settle
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel.errors import ArgumentError, DataError
+from fuel_parallel.pipeline_parallel import PipelineRunner, build
 
 Array = np.ndarray[Any, Any]
 
@@ -43,10 +45,20 @@ class Embedder:
     model: bert.SentenceEncoder
     tokenizer: Any
     batch: int
+    pp: fp.Communicator
 
     @classmethod
-    def read(cls, folder: Path, comm: fp.Communicator, batch: int = 32, length: int | None = None) -> Embedder:
+    def read(
+        cls,
+        folder: Path,
+        comm: fp.Communicator,
+        batch: int = 32,
+        length: int | None = None,
+        pp: fp.Communicator | None = None,
+    ) -> Embedder:
         """From a folder of Hugging Face's layout. Texts are cut at `length` tokens, or where the model's authors do.
+
+        `comm` has the ranks that share the matrices, `pp` those that share the blocks.
 
         Raises `DataError` for a folder that holds no such model, `ArgumentError` for a length beyond its positions.
         """
@@ -65,12 +77,19 @@ class Embedder:
             raise DataError(f"{folder / 'tokenizer.json'}: no tokenizer: {reason}") from None
         tokenizer.no_padding()
         tokenizer.enable_truncation(length)
-        return cls(bert.SentenceEncoder.read(folder, comm), tokenizer, batch)
+        pp = fp.IdentityComm() if pp is None else pp
+        return cls(bert.SentenceEncoder.read(folder, comm, pp), tokenizer, batch, pp)
 
     @property
     def dim(self) -> int:
         """Extent of the vectors."""
-        return self.model.position.weight.shape[1]
+        return self.model.dim
+
+    @cached_property
+    def pipeline(self) -> PipelineRunner:
+        """The stages of all ranks: while one has some lines of a batch, the next has those before."""
+        schedule = build("inference", self.pp.world_size, 2 * self.pp.world_size)
+        return PipelineRunner({self.pp.rank: self.model}, schedule, self.pp)
 
     def __call__(self, texts: Sequence[str], description: str = "") -> Array:
         """float32 [texts, dim]; with a description it shows how far it is."""
@@ -86,8 +105,13 @@ class Embedder:
         seen = np.arange(lengths.max()) < lengths[:, None]
         tokens = np.zeros(seen.shape, np.int64)
         tokens[seen] = np.concatenate(rows)
-        mask = None if seen.all() else ft.asarray(seen)
-        return self.model(ft.asarray(tokens), mask).numpy()
+        inputs = (tokens,) if seen.all() else (tokens, seen)
+        if self.pp.world_size == 1:
+            return self.model(*map(ft.asarray, inputs)).numpy()
+        vectors = self.pipeline.predict(inputs)
+        if vectors is None:  # on another stage
+            vectors = ft.zeros((len(rows), self.dim), dtype="float32")
+        return self.pp.broadcast(vectors, self.pp.world_size - 1).numpy()
 
 
 def in_batches(lengths: Sequence[int], most: int) -> list[list[int]]:
@@ -193,17 +217,19 @@ def prepare(
 ) -> Job:
     """Reads and checks what was asked for."""
     mesh = fp.Mesh.from_environment()
-    strange = [name for name in mesh.axes if name not in ("dp", "tp")]
+    strange = [name for name in mesh.axes if name not in ("pp", "dp", "tp")]
     if strange:
-        raise ArgumentError(f"--mesh: lines are shared over dp and matrices over tp; there is no use for {strange[0]}")
-    dp, tp = (mesh[name] if name in mesh else fp.IdentityComm() for name in ("dp", "tp"))
+        raise ArgumentError(
+            f"--mesh: blocks are shared over pp, lines over dp and matrices over tp; there is no use for {strange[0]}"
+        )
+    pp, dp, tp = (mesh[name] if name in mesh else fp.IdentityComm() for name in ("pp", "dp", "tp"))
     lines = read(textfile)
     if save and mesh.comm.is_root:
         try:
             save.open("ab").close()
         except OSError as reason:
             raise DataError(f"--save {save}: {reason.strerror}") from None
-    embedder = Embedder.read(model or bert.sentence_model_folder(), tp, batch, length)
+    embedder = Embedder.read(model or bert.sentence_model_folder(), tp, batch, length, pp)
     return Job(lines, embedder, dp, queries, top, save)
 
 

