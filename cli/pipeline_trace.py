@@ -34,7 +34,8 @@ def show_pipeline(
     predicted_line = simulate(measured.schedule, source.costs()).scaled(_MS)
     measured_line = measured.timeline(step).scaled(_MS)
     found = differences(predicted_line, measured_line)
-    which = f"median of {len(measured.counted())} steps" if step is None else f"step {step}"
+    counted = len(measured.counted())
+    which = f"median of {counted} step{'' if counted == 1 else 's'}" if step is None else f"step {step}"
     lines = {"predicted": predicted_line, f"measured, {which}": measured_line}
     write_pictures(measured.schedule, lines, svg, png, "ms")
     if as_json:

@@ -140,4 +140,4 @@ def test_a_runner_under_trace_leaves_all_of_it(fuelrun) -> None:
     assert all(time > 0 for name in ("forward", "backward_input", "backward_weight") for time in getattr(costs, name))
     lines = fuelrun.run("trace", "out.json", "--pipeline").stdout.splitlines()
     assert lines[0] == "zb-h1: 4 micro-batches, 2 stages on 2 ranks"
-    assert any(line.startswith("measured, median of 1 steps") for line in lines)
+    assert any(line.startswith("measured, median of 1 step:") for line in lines)

@@ -134,7 +134,7 @@ def test_the_same_run_gives_the_same_bits(ranks: int | None, losses: Losses) -> 
         (["--layers", "two"], "'--layers': 'two' is not a valid integer"),
         (["--dtype", "float16"], "'--dtype': 'float16' is not one of 'float32', 'float64'"),
         (["--metrics", "no/such/folder"], "--metrics no/such/folder: No such file or directory"),
-        (["--mesh", "dp=1,pp=1"], "--mesh: the axes here are dp and tp, not 'pp'"),
+        (["--mesh", "dp=1,cp=1"], "--mesh: the axes here are pp, dp and tp, not 'cp'"),
         (["--mesh", "tp=2"], "Mesh: tp=2 do not make 1 ranks"),
         (["--speed", "9"], "No such option '?--speed"),
         (["stray"], "unexpected extra argument"),
