@@ -20,7 +20,7 @@ import numpy as np
 
 from fuel_parallel.errors import DTypeError, IndexingError, ShapeError
 from fuel_parallel.lazy import dtypes
-from fuel_parallel.lazy.node import Op, Spec, apply, define
+from fuel_parallel.lazy.node import Op, Spec, apply, by_copy, define
 from fuel_parallel.lazy.ops import binary, elementwise
 from fuel_parallel.lazy.tensor import Tensor
 
@@ -56,8 +56,8 @@ def paged_attention(
     1 / sqrt(dim) by default. There is no gradient: caches serve inference.
 
     >>> from fuel_parallel.lazy import asarray, ones, reshape
-    >>> values = reshape(asarray([1.0, 2.0, 3.0, 4.0]), (2, 2, 1, 1))                          # two pages of two tokens
-    >>> table, lengths, starts = asarray([[1, 0]]), asarray([3]), asarray([0, 2])        # tokens 3, 4 and 1; two queries
+    >>> values = reshape(asarray([1.0, 2.0, 3.0, 4.0]), (2, 2, 1, 1))          # two pages of two tokens
+    >>> table, lengths, starts = asarray([[1, 0]]), asarray([3]), asarray([0, 2])   # tokens 3, 4, 1; two are queries
     >>> paged_attention(ones((2, 1, 1)), ones((2, 2, 1, 1)), values, table, lengths, starts).numpy().ravel().round(3)
     array([3.5  , 2.667], dtype=float32)
     """
@@ -81,7 +81,9 @@ def write_pages(pages: Tensor, new: Tensor, slots: Tensor, /) -> Tensor:
 
 
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor, /) -> Tensor:
-    """`pages` after page `targets[i]` became a copy of `sources[i]`, one after the other; negative ones are passed over.
+    """`pages` with copies of pages `sources` at `targets`, made one after the other; negative ones are passed over.
+
+    In place where nobody else holds `pages`. Sources and targets are integers on the CPU.
 
     >>> from fuel_parallel.lazy import asarray
     >>> copy_pages(asarray([[1.0], [2.0], [3.0]]), asarray([0, 1]), asarray([1, 2])).tolist()
@@ -91,17 +93,6 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor, /) -> Tensor:
 
 
 # Writing.
-
-
-def _updating(update: Any) -> Any:
-    """The kernel of an op that is said by what it changes."""
-
-    def kernel(xp: Any, x: Any, *others: Any) -> Any:
-        result = xp.array(x)
-        update(xp, result, *others)
-        return result
-
-    return kernel
 
 
 def _infer_write(pages: Spec, new: Spec, slots: Spec) -> Spec:
@@ -155,8 +146,8 @@ def _check_below(what: str, highest: int, count: int) -> None:
         raise IndexingError(f"there is no {what} {highest}: these pages have {count}, from 0 on")
 
 
-WRITE_PAGES = define(Op("write_pages", _infer_write, _updating(_write), update=_write, aliases=False))
-COPY_PAGES = define(Op("copy_pages", _infer_copy, _updating(_copy), update=_copy, aliases=False))
+WRITE_PAGES = define(Op("write_pages", _infer_write, by_copy(_write), update=_write, aliases=False))
+COPY_PAGES = define(Op("copy_pages", _infer_copy, by_copy(_copy), update=_copy, aliases=False))
 
 
 # Attention. Inputs are query, keys, values, page table, lengths, starts, and maybe the scales of keys and values.
