@@ -152,8 +152,8 @@ class KVPool:
         self._check_pages("write_page", page)
         if len(content) != self.bytes_per_page:
             raise CacheError(
-                f"write_page: a page of this pool has {self.bytes_per_page} bytes, the content {len(content)}; it is of "
-                "another model, dtype or number of ranks, and must be computed again"
+                f"write_page: a page of this pool has {self.bytes_per_page} bytes, the content {len(content)}; it "
+                "is of another model, dtype or number of ranks, and must be computed again"
             )
         slots = creation.asarray(np.arange(page * self.page_size, (page + 1) * self.page_size))
         start = 0

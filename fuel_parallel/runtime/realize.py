@@ -22,7 +22,8 @@ def realize(*things: Any) -> None:
     """Computes tensors, modules, optimizers, and nests of them, in one plan.
 
     Work that several of them share is done once; what none of them needs is not done. Afterwards they hold their values
-    and the graph behind them is let go. Pending sends and writes to a cache, and collectives older than those that are needed, run as well.
+    and the graph behind them is let go. Pending sends and writes to a cache, and collectives older than those that are
+    needed, run as well.
 
     >>> import fuel_parallel.lazy as ft
     >>> a = ft.ones(3); b = a + 1; c = a * 5

@@ -236,12 +236,15 @@ class _Blocks:
         """The tokens from `start`, where a page begins, up to `stop`."""
         page = self.pages.shape[1]
         table = self.table[start // page : -(-stop // page)]
-        found = self._taken(self.pages, table, stop - start)
-        if found.dtype != self.wide:
-            found = found.astype(self.wide)
+        found = self._taken(self.pages, table, stop - start).swapaxes(0, 1)
+        return found if found.dtype == self.wide else found.astype(self.wide)
+
+    def scale(self, scores: Any, start: int, stop: int) -> None:
+        """Multiplies [kv heads, ..., tokens] by the tokens' scales, if there are any: less work than on a block."""
         if self.scales is not None:
-            found = found * self._taken(self.scales, table, stop - start)[..., None]
-        return found.swapaxes(0, 1)
+            page = self.pages.shape[1]
+            table = self.table[start // page : -(-stop // page)]
+            scores *= self._taken(self.scales, table, stop - start).swapaxes(0, 1)[:, None, None]
 
     def _taken(self, pages: Any, table: Any, tokens: int) -> Any:
         first, count = int(table[0]), len(table)
@@ -271,6 +274,7 @@ def _attend(xp: Any, query: Any, keys: _Blocks, values: _Blocks, length: int) ->
             rows = slice(begin, builtins.min(begin + together, count))
             shape = (kv_heads, group, rows.stop - begin)
             scores = xp.matmul(query[:, :, rows].reshape((kv_heads, -1, dim)), block).reshape((*shape, -1))
+            keys.scale(scores, start, stop)
             if stop - 1 > first + begin:
                 future = xp.arange(start, stop) > xp.arange(first + begin, first + rows.stop)[:, None]
                 xp.copyto(scores, scores.dtype.type(-math.inf), where=future)
@@ -282,6 +286,7 @@ def _attend(xp: Any, query: Any, keys: _Blocks, values: _Blocks, length: int) ->
             scores -= highest
             xp.exp(scores, out=scores)
             mass = scores.sum(axis=-1, keepdims=True)
+            values.scale(scores, start, stop)
             part = xp.matmul(scores.reshape((kv_heads, -1, stop - start)), content).reshape((*shape, dim))
             if start:
                 mass += sums[:, :, rows] * fade
