@@ -81,8 +81,8 @@ def test_values_are_those_of_a_program_that_copies(data: Any) -> None:
             held.append((handle.numpy(), value))
 
     for step in range(draw(st.integers(1, 6))):
-        before, old = wanted, ft.Tensor(x.node)
-        read(x, before)
+        before, old = wanted, ft.Tensor(x.node)  # no variable, which would follow x
+        read(old, before)
         kind, row, other = draw(st.integers(0, 3)), draw(numbers), draw(numbers)
         value, wanted = ft.Tensor(x.node), wanted.copy()
         if kind == 0:
