@@ -28,7 +28,7 @@ from fuel_parallel.distributed_cache import (
     SequenceTable,
 )
 from fuel_parallel.distributed_cache.batch import padded
-from fuel_parallel.errors import ArgumentError, CacheError, FuelError, ShapeError
+from fuel_parallel.errors import ArgumentError, CacheError, FuelError, OutOfPagesError, ShapeError
 from fuel_parallel.runtime.plan import plans
 
 Array = np.ndarray[Any, Any]
@@ -191,8 +191,8 @@ def test_prompts_in_chunks_forks_and_reused_prefixes_attend_to_their_own_texts(d
             for s in [s for s in ready if s in computed and kind == "go on"]:
                 model.apply(Extend(s, encoded([s % 9])))
                 model.texts[s].append(s % 9)
-        except FuelError as error:
-            assert "pages" in str(error)
+        except OutOfPagesError:
+            pass  # nothing was changed, and the others go on
         waiting = [s for s, n in computed.items() if n < len(model.texts[s]) and draw(st.booleans())]
         counts = {s: draw(st.integers(1, len(model.texts[s]) - computed[s])) for s in waiting}
         if counts:

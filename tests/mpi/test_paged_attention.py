@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from models import gpt2
 from models.llama import Config, Llama
 
 import fuel_parallel as fp
@@ -22,14 +24,17 @@ HEADS = [(6, 2), (3, 3), (4, 1)]
 """Query and key heads: cut within a group, fewer than ranks, and one key head for all."""
 
 
+def llama(heads: tuple[int, int]) -> fp.Module:
+    config = Config(VOCABULARY, 4 * heads[0], 24, 2, heads[0], 64, num_key_value_heads=heads[1])
+    return Llama(config, ft.random.Generator(3), dtype="float64")
+
+
 class Served:
     """A model on all ranks with its cache; rank 0 decides, and all compute the same chunks."""
 
-    def __init__(self, heads: tuple[int, int], dtype: str = "float64", pages: int = 24) -> None:
-        config = Config(VOCABULARY, 4 * heads[0], 24, 2, heads[0], 64, num_key_value_heads=heads[1])
-        self.dense = Llama(config, ft.random.Generator(3), dtype="float64")
-        self.model = Llama(config, ft.random.Generator(3), dtype="float64")
-        tp.parallelize(self.model, tp.LayerParallelPlan.ready("llama"), world)
+    def __init__(self, build: Callable[[], Any], dtype: str = "float64", pages: int = 24) -> None:
+        self.dense, self.model = build(), build()
+        tp.parallelize(self.model, tp.LayerParallelPlan.ready(self.model.plan), world)
         self.group = CacheGroup(world, CacheConfig(pages, PAGE))
         self.pool = KVPool.for_model(self.model, num_pages=pages, page_size=PAGE, dtype=dtype)
         self.spill = HostSpill(10**6)
@@ -68,7 +73,7 @@ class Served:
 @pytest.mark.parametrize("heads", HEADS)
 def test_prompts_in_chunks_and_decoding_side_by_side_give_the_dense_logits(heads: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
-    served = Served(heads)
+    served = Served(lambda: llama(heads))
     texts = served.texts = {s: rng.integers(0, VOCABULARY, length).tolist() for s, length in ((1, 11), (2, 5), (3, 9))}
     for s in texts:
         served.decide("admit", s, texts[s])
@@ -90,7 +95,7 @@ def test_prompts_in_chunks_and_decoding_side_by_side_give_the_dense_logits(heads
 
 @pytest.mark.parametrize("heads", HEADS[:2])
 def test_a_second_prompt_computes_what_the_first_one_did_not(heads: tuple[int, int]) -> None:
-    served = Served(heads)
+    served = Served(lambda: llama(heads))
     served.texts = {1: [5, 4, 3, 2, 1, 6, 7, 8, 9, 1], 2: [5, 4, 3, 2, 1, 6, 7, 8, 2, 2, 2]}
     served.decide("admit", 1, served.texts[1])
     served.check((1, 0, 10))
@@ -101,8 +106,18 @@ def test_a_second_prompt_computes_what_the_first_one_did_not(heads: tuple[int, i
     served.check((2, reused, 3))
 
 
+def test_positions_that_are_embedded_are_those_in_each_sequence() -> None:
+    config = gpt2.Config(VOCABULARY, 12, 2, 3, 64)
+    served = Served(lambda: gpt2.GPT2(config, ft.random.Generator(5), dtype="float64"))
+    served.texts = {1: [1, 2, 3, 4, 5], 2: [9, 8, 7]}
+    for s in (1, 2):
+        served.decide("admit", s, served.texts[s])
+    served.check((1, 0, 3))
+    served.check((2, 0, 3), (1, 3, 2))
+
+
 def test_decoding_has_one_plan_and_the_pool_stays_where_it_is() -> None:
-    served = Served((6, 2))
+    served = Served(lambda: llama((6, 2)))
     served.texts = {1: [1] * 9, 2: [2] * 10}
     for s in (1, 2):
         served.decide("admit", s, served.texts[s])
@@ -122,7 +137,7 @@ def test_decoding_has_one_plan_and_the_pool_stays_where_it_is() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.03), ("int8", 0.03)])
 def test_fewer_bits_are_off_by_as_much_as_they_round(dtype: str, tolerance: float) -> None:
-    served = Served((6, 2), dtype)
+    served = Served(lambda: llama((6, 2)), dtype)
     served.texts = {1: [9, 8, 7, 6, 5, 4, 3]}
     served.decide("admit", 1, served.texts[1])
     size = float(np.abs(served.wanted((1, 0, 7))).max())
