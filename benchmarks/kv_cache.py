@@ -4,7 +4,7 @@
 
 Look-up and allocation are for a prompt of 1,000 pages of 16 tokens, in a pool that is full of other prefixes: what is
 not cached is made room for by eviction. Attention is that of one layer while 16 sequences of 1,000 tokens decode, with
-32 query heads, 8 key heads and pages in no order. Routing is simulated: four replicas, chats with shared system prompts.
+32 query heads, 8 key heads and pages in no order. Routing is simulated: four replicas, chats with shared prompts.
 """
 
 from __future__ import annotations
