@@ -105,6 +105,7 @@ class KVPool:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Puts keys and values [tokens, kv heads, head dim] at slots [tokens]; negative slots are passed over."""
+        self._check_layer(layer)
         for number, new in enumerate((keys, values)):
             if self._scales[layer]:
                 new, scale = _quantized(new)
@@ -212,11 +213,18 @@ class KVPool:
 
     def layer(self, layer: int, batch: PagedBatch) -> LayerCache:
         """What the attention of one layer takes as its `cache`."""
+        self._check_layer(layer)
         return LayerCache(self, layer, batch)
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> Variable:
         values = backend_of(self.device).array_module.zeros(shape, dtype=dtype)
         return Variable(Tensor(data_node(values, Spec(shape, dtype, self.device))))
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.layout.layers:
+            raise ArgumentError(
+                f"KVPool: there is no layer {layer}; those of this rank are 0 to {self.layout.layers - 1}"
+            )
 
     def _check_pages(self, name: str, *pages: int) -> None:
         wrong = [page for page in pages if not 0 <= page < self.num_pages]

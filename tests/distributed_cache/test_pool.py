@@ -301,6 +301,8 @@ def test_attention_says_what_it_cannot_do_with_a_cache() -> None:
     pool = KVPool.for_model(layer, num_pages=8, page_size=2)
     cache = pool.layer(0, PagedBatch.of(table, [Chunk(1, 0, 3)]))
     assert layer(ft.ones((3, 8)), cache=cache).shape == (3, 8)
+    with pytest.raises(ArgumentError, match="there is no layer -1; those of this rank are 0 to 0"):
+        pool.layer(-1, cache.batch)
     with pytest.raises(ShapeError, match=r"the cache's batch has 3 tokens, but x has shape \(2, 8\)"):
         layer(ft.ones((2, 8)), cache=cache)
     with pytest.raises(

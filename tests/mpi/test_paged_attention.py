@@ -114,6 +114,8 @@ def test_positions_that_are_embedded_are_those_in_each_sequence() -> None:
         served.decide("admit", s, served.texts[s])
     served.check((1, 0, 3))
     served.check((2, 0, 3), (1, 3, 2))
+    with pytest.raises(ArgumentError, match="cache= was given without batch="):
+        served.model(ft.asarray([1]), cache=served.pool)
 
 
 def test_decoding_has_one_plan_and_the_pool_stays_where_it_is() -> None:
