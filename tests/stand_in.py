@@ -109,7 +109,7 @@ class Block:
         self.stream.add(use_again)
 
 
-class Array:
+class Array(np.lib.mixins.NDArrayOperatorsMixin):
     """An array of the stand-in. It has no buffer and no `__array__`: nothing gets at the values by accident."""
 
     __array_priority__ = 100
@@ -155,10 +155,13 @@ class Array:
         return Array(self.block, values, self.module)
 
     def __getitem__(self, index):
-        return self._like(self.values[index if isinstance(index, tuple) else (index, ...)])
+        index = places(index if isinstance(index, tuple) else (index, ...))
+        found = self.values[index]
+        shares = not found.size or np.may_share_memory(found, self.values)
+        return self._like(found) if shares else self.module.new(plain(self)[index])
 
     def __setitem__(self, index, value):
-        value = plain(value)
+        index, value = places(index), plain(value)
         value = value.copy() if isinstance(value, np.ndarray) else value
         target = self.values
 
@@ -176,6 +179,18 @@ class Array:
     def view(self, dtype):
         return self._like(self.values.view(dtype))
 
+    def swapaxes(self, first, second):
+        return self._like(self.values.swapaxes(first, second))
+
+    def transpose(self, *axes):
+        return self._like(self.values.transpose(*axes))
+
+    def max(self, **options):
+        return self.module.new(plain(self).max(**options))
+
+    def sum(self, **options):
+        return self.module.new(plain(self).sum(**options))
+
     def copy(self):
         return self.module.new(plain(self))
 
@@ -184,6 +199,13 @@ class Array:
 
     def get(self):
         return plain(self).copy()
+
+
+def places(index):
+    """An index whose arrays are copies: an array of the stand-in may be let go of before the index is used."""
+    if isinstance(index, tuple):
+        return tuple(map(places, index))
+    return index.get() if isinstance(index, Array) else index
 
 
 def plain(value):
@@ -340,6 +362,9 @@ class StandInBackend(Backend):
 
     def from_host(self, array):
         return self.array_module.new(array)
+
+    def owns(self, array):
+        return self.holds(array) and array.nbytes == array.block.bytes.nbytes
 
     def settle(self, value):
         return self.array_module.ascontiguousarray(value)

@@ -58,6 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel", "data_parallel", "runtime"},
     "distributed_cache": GROUND,
     "distributed_cache.group": RANKS | {"distributed_cache"},
+    "distributed_cache.batch": TENSORS | {"distributed_cache"},
+    "distributed_cache.pool": RANKS | {"distributed_cache", "module", "runtime"},
     "checkpoint": RANKS | {"module", "runtime"},
 }
 

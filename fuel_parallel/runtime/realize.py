@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from fuel_parallel import failure
 from fuel_parallel.backends import backend_of
 from fuel_parallel.lazy import effects
@@ -26,7 +24,8 @@ def realize(*things: Any) -> None:
     """Computes tensors, modules, optimizers, and nests of them, in one plan.
 
     Work that several of them share is done once; what none of them needs is not done. Afterwards they hold their values
-    and the graph behind them is let go. Pending sends, and collectives older than those that are needed, run as well.
+    and the graph behind them is let go. Pending sends and writes to a cache, and collectives older than those that are
+    needed, run as well.
 
     >>> import fuel_parallel.lazy as ft
     >>> a = ft.ones(3); b = a + 1; c = a * 5
@@ -34,7 +33,7 @@ def realize(*things: Any) -> None:
     >>> b.is_realized, c.is_realized
     (True, True)
     """
-    tensors = tensors_of(*things)
+    tensors = [*tensors_of(*things), *effects.take_due()]
     targets = [t.node for t in tensors if t.node.value is None]
     side_effects = effects.take()
     # In the order in which they were given, so that equal steps have equal graphs.
@@ -163,8 +162,7 @@ def _held_by_the_graph_alone(leaves: list[Node], again: set[Node], uses: Counter
         if (
             leaf not in again
             and sys.getrefcount(leaf) == uses[leaf] + 4
-            and isinstance(leaf.value, np.ndarray)
-            and leaf.value.flags.owndata
+            and backend_of(leaf.spec.device).owns(leaf.value)
             and sys.getrefcount(leaf.value) == 2
         ):
             spare.append(number)
