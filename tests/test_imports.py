@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
     "distributed_cache": GROUND,
     "distributed_cache.group": RANKS | {"distributed_cache"},
+    "generation": RANKS | {"module", "runtime", "tensor_parallel", "distributed_cache"},
     "checkpoint": RANKS | {"module", "runtime"},
 }
 
