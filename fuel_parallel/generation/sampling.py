@@ -1,7 +1,7 @@
 """Choosing tokens from logits, the same ones on any number of ranks and in any batch.
 
-The random number of a token depends on the request's seed, on which of its samples it is, and on the token's position in
-the text, and on nothing else. So a text does not change with the other requests of a step, when a sequence was taken
+The random number of a token depends on the request's seed, on which of its samples it is, and on the token's position
+in the text, and on nothing else. So a text does not change with the other requests of a step, when a sequence was taken
 out and computed again, or with how ranks are arranged; but for the rounding of logits, which ranks do change.
 
 Under tensor parallelism each rank has the logits of its part of the vocabulary. Ranks send each other no more than can
@@ -98,7 +98,7 @@ def sample(logits: Any, draws: Sequence[Sequence[Draw]], vocabulary: int, comm: 
     """The tokens that are drawn from each row, the same on all ranks: a collective call.
 
     Args:
-        logits: An array [rows, this rank's part of the vocabulary], as `partition(vocabulary, comm.world_size)` cuts it.
+        logits: An array [rows, the rank's part of the vocabulary], as `partition(vocabulary, comm.world_size)` cuts it.
         draws: For each row what to draw from it.
         vocabulary: How many tokens there are.
         comm: The ranks that share the vocabulary.
@@ -116,8 +116,8 @@ def sample(logits: Any, draws: Sequence[Sequence[Draw]], vocabulary: int, comm: 
     rows = np.asarray(logits).astype(np.float64)
     if rows.shape != (len(draws), len(mine)):
         raise ShapeError(
-            f"sample: expected logits of {len(draws)} rows, as there are draws, and {len(mine)} of {vocabulary} columns "
-            f"as rank {comm.rank} of {comm.world_size} has; got shape {rows.shape}"
+            f"sample: expected logits of {len(draws)} rows, as there are draws, and {len(mine)} of {vocabulary} "
+            f"columns as rank {comm.rank} of {comm.world_size} has; got shape {rows.shape}"
         )
     nan = np.isnan(rows).any(axis=1) | (rows == np.inf).any(axis=1)
     counts = [max((_needed(draw.sampling, vocabulary) for draw in row), default=0) for row in draws]
@@ -126,7 +126,7 @@ def sample(logits: Any, draws: Sequence[Sequence[Draw]], vocabulary: int, comm: 
         values = list(rows)
     else:
         columns, values, nan = _gathered(rows, counts, nan, vocabulary, mine.start, comm)
-    nan = nan | [len(kept) > 0 and kept.max() == -np.inf for kept in values]
+    nan = nan | np.array([len(kept) > 0 and kept.max() == -np.inf for kept in values], np.bool_)
     if nan.any():
         raise ArgumentError(
             f"sample: row {int(nan.argmax())} of the logits has values that are not numbers or infinite; a weight that "

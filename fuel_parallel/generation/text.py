@@ -14,8 +14,8 @@ _CONTEXT = 8  # tokens that are decoded with new ones, whose text is out
 class TextStream:
     """The text of one continuation.
 
-    Tokens are decoded together with some that came before, since tokenizers write a word otherwise at the beginning of a
-    text. A character whose bytes are not all there waits for the rest, and so does what may become a stop string.
+    Tokens are decoded together with some that came before, since tokenizers write a word otherwise at the beginning of
+    a text. A character whose bytes are not all there waits for the rest, and so does what may become a stop string.
 
     Args:
         decode: Of the tokenizer.
