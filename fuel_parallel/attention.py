@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -53,6 +53,20 @@ class Rotary:
         return manipulation.concat([left * cos - right * sin, right * cos + left * sin], axis=-1)
 
 
+class AttentionCache(Protocol):
+    """Keys and values of earlier tokens, of one layer; `distributed_cache.KVPool.layer` gives one."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[tokens], of each token in its sequence."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, groups: Sequence[int] | None = None) -> Tensor:
+        """Keeps keys and values [kv heads, tokens, size]; the attention of query [heads, tokens, size] to all it has.
+
+        `groups`: how many neighbouring query heads each key head serves; None for equally many.
+        """
+
+
 class Attention(Module):
     """Multi-head attention with a layer for queries, keys, values and the result each.
 
@@ -95,15 +109,31 @@ class Attention(Module):
         self.value = Linear(dim, kv_width, generator, bias=bias, dtype=dtype)
         self.out = Linear(width, dim, generator, bias=bias if out_bias is None else out_bias, dtype=dtype)
 
-    def __call__(self, x: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+    @property
+    def cached_heads(self) -> int:
+        """Heads of keys and values that a cache keeps of this layer."""
+        return self.kv_heads
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: AttentionCache | None = None,
+    ) -> Tensor:
         """[..., length, dim] to [..., length, dim].
 
         `mask` broadcasts to [..., heads, length, length]: bool (True is seen) or floating (added). `positions`
-        [length] are those of the rotation.
+        [length] are those of the rotation. With a `cache`, x is [tokens, dim], of the sequences of its batch, and the
+        positions are its.
         """
         query, key, value = (split_heads(layer(x), self.head_size) for layer in (self.query, self.key, self.value))
+        positions = check_cache(cache, x, mask, positions, self.causal)
         if self.rotary is not None:
             query, key = self.rotary(query, positions), self.rotary(key, positions)
+        if cache is not None:
+            return self.out(join_heads(cache.attend(query, key, value)))
         return self.out(join_heads(scaled_dot_product_attention(query, key, value, mask=mask, causal=self.causal)))
 
 
@@ -115,6 +145,25 @@ def check_heads(dim: int, heads: int, kv_heads: int | None, head_size: int | Non
     if head_size is None and dim % heads:
         raise ArgumentError(f"Attention: dim {dim} is not a multiple of {heads} heads; give head_size=")
     return heads, kv_heads, dim // heads if head_size is None else head_size
+
+
+def check_cache(
+    cache: AttentionCache | None, x: Tensor, mask: Tensor | None, positions: Tensor | None, causal: bool
+) -> Tensor | None:
+    """The positions of x. Raises the user's error where attention cannot use the cache that it is given."""
+    if cache is None:
+        return positions
+    if mask is not None or positions is not None or not causal:
+        raise ArgumentError(
+            "Attention: with a cache, attention is causal and without mask, and the cache gives the positions; got "
+            f"causal={causal}, mask {'given' if mask is not None else 'None'}, "
+            f"positions {'given' if positions is not None else 'None'}"
+        )
+    if x.shape[:-1] != cache.positions.shape:
+        raise ShapeError(
+            f"Attention: the cache's batch has {cache.positions.shape[0]} tokens, but x has shape {x.shape}"
+        )
+    return cache.positions
 
 
 def split_heads(x: Tensor, head_size: int) -> Tensor:

@@ -109,7 +109,7 @@ class Block:
         self.stream.add(use_again)
 
 
-class Array:
+class Array(np.lib.mixins.NDArrayOperatorsMixin):
     """An array of the stand-in. It has no buffer and no `__array__`: nothing gets at the values by accident."""
 
     __array_priority__ = 100
@@ -175,6 +175,18 @@ class Array:
 
     def view(self, dtype):
         return self._like(self.values.view(dtype))
+
+    def swapaxes(self, first, second):
+        return self._like(self.values.swapaxes(first, second))
+
+    def transpose(self, *axes):
+        return self._like(self.values.transpose(*axes))
+
+    def max(self, **options):
+        return self.module.new(plain(self).max(**options))
+
+    def sum(self, **options):
+        return self.module.new(plain(self).sum(**options))
 
     def copy(self):
         return self.module.new(plain(self))
@@ -340,6 +352,9 @@ class StandInBackend(Backend):
 
     def from_host(self, array):
         return self.array_module.new(array)
+
+    def owns(self, array):
+        return self.holds(array) and array.nbytes == array.block.bytes.nbytes
 
     def settle(self, value):
         return self.array_module.ascontiguousarray(value)

@@ -57,6 +57,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
     "distributed_cache": GROUND,
     "distributed_cache.group": RANKS | {"distributed_cache"},
+    "distributed_cache.batch": TENSORS | {"distributed_cache"},
+    "distributed_cache.pool": TENSORS | {"distributed_cache", "module"},
     "generation": RANKS | {"module", "runtime", "tensor_parallel", "distributed_cache"},
     "checkpoint": RANKS | {"module", "runtime"},
 }

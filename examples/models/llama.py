@@ -11,6 +11,7 @@ from models.config import read_config
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel.checkpoint import NameTable, StoredAs
+from fuel_parallel.distributed_cache import KVPool, PagedBatch
 
 FIXED = {"hidden_act": "silu", "pretraining_tp": 1}
 
@@ -100,9 +101,9 @@ class Layer(fp.Module):
         self.post_attention_layernorm = fp.RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
         self.mlp = MLP(config, generator, dtype)
 
-    def __call__(self, x: ft.Tensor) -> ft.Tensor:
-        """[batch, length, dim] to the same."""
-        x = x + self.self_attn(self.input_layernorm(x))
+    def __call__(self, x: ft.Tensor, cache: Any = None) -> ft.Tensor:
+        """[..., length, dim] to the same; `cache` as in `fp.Attention`."""
+        x = x + self.self_attn(self.input_layernorm(x), cache=cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -126,15 +127,19 @@ class Llama(fp.Module):
         if not config.tie_word_embeddings:
             self.lm_head = fp.Linear(dim, config.vocab_size, generator, bias=False, dtype=dtype)
 
-    def __call__(self, tokens: ft.Tensor) -> ft.Tensor:
-        """Tokens [batch, length] to logits [batch, length, vocabulary]."""
-        return self.head(self.features(tokens))
+    def __call__(self, tokens: ft.Tensor, *, cache: KVPool | None = None, batch: PagedBatch | None = None) -> ft.Tensor:
+        """Tokens [batch, length] to logits [batch, length, vocabulary].
 
-    def features(self, tokens: ft.Tensor) -> ft.Tensor:
-        """Tokens [batch, length] to what the head takes, [batch, length, dim]."""
+        With a cache: tokens [size] of a batch to logits [rows, vocabulary] of what follows each sequence.
+        """
+        x = self.features(tokens, cache=cache, batch=batch)
+        return self.head(x if batch is None else x[batch.last])
+
+    def features(self, tokens: ft.Tensor, *, cache: KVPool | None = None, batch: PagedBatch | None = None) -> ft.Tensor:
+        """Tokens [batch, length] to what the head takes, [batch, length, dim]; with a cache [size] to [size, dim]."""
         x = self.embed_tokens(tokens)
-        for layer in self.layers:
-            x = layer(x)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, None if cache is None or batch is None else cache.layer(number, batch))
         return self.norm(x)
 
     def head(self, x: ft.Tensor) -> ft.Tensor:

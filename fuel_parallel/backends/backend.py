@@ -37,6 +37,10 @@ class Backend(ABC):
     def settle(self, value: Any) -> Any:
         """A kernel's result as an array that can outlive the plan: contiguous, and pinning no larger buffer."""
 
+    def owns(self, array: Any) -> bool:
+        """Whether the array is all of its memory, and no view of another's."""
+        return isinstance(array, self.array_module.ndarray) and bool(array.flags.owndata)
+
     def dlpack(self, array: Any, **options: Any) -> Any:
         """The array as a DLPack capsule."""
         return array.__dlpack__(**options)

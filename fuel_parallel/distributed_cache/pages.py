@@ -17,21 +17,21 @@ Pages = np.ndarray[Any, np.dtype[np.int32]]
 """Page numbers, one-dimensional."""
 
 # Bytes of an element, and of the scale that each token's head of keys or values has besides.
-_BYTES = {"float32": (4, 0), "float16": (2, 0), "bfloat16": (2, 0), "int8": (1, 4)}
+_BYTES = {"float64": (8, 0), "float32": (4, 0), "float16": (2, 0), "bfloat16": (2, 0), "int8": (1, 4)}
 
 
 class PageLayout(msgspec.Struct, frozen=True):
     """What a page holds on one rank.
 
     Args:
-        layers: The attention layers that the rank has.
-        kv_heads: The heads of keys and values that it has of each.
+        layers: The attention layers that the rank has, maybe none.
+        kv_heads: The heads of keys and values that it has of each, maybe none.
         head_size: Elements of a head.
         page_tokens: Tokens of a page.
-        dtype: float32, float16, bfloat16, or int8 with a float32 scale for each token and head.
+        dtype: float64, float32, float16, bfloat16, or int8 with a float32 scale for each token and head.
 
     Raises:
-        ArgumentError: A size below 1, or another dtype.
+        ArgumentError: A size that cannot be, or another dtype.
 
     >>> layout = PageLayout(layers=32, kv_heads=8, head_size=128, page_tokens=16, dtype="bfloat16")
     >>> layout.page_bytes, layout.pages_in(40 * 2**30)
@@ -45,9 +45,9 @@ class PageLayout(msgspec.Struct, frozen=True):
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        for name in ("layers", "kv_heads", "head_size", "page_tokens"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"PageLayout: {name} must be 1 or more, not {getattr(self, name)}")
+        for name, least in (("layers", 0), ("kv_heads", 0), ("head_size", 1), ("page_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ArgumentError(f"PageLayout: {name} must be {least} or more, not {getattr(self, name)}")
         if self.dtype not in _BYTES:
             raise ArgumentError(f"PageLayout: dtype is one of {', '.join(_BYTES)}, not {self.dtype!r}")
 
@@ -58,7 +58,12 @@ class PageLayout(msgspec.Struct, frozen=True):
         return 2 * self.layers * self.page_tokens * self.kv_heads * (self.head_size * element + scale)
 
     def pages_in(self, budget_bytes: int) -> int:
-        """How many pages fit. Raises `ArgumentError` if not even one does."""
+        """How many pages fit. Raises `ArgumentError` if not even one does, or if they take nothing."""
+        if not self.page_bytes:
+            raise ArgumentError(
+                "PageLayout: pages of a rank without layers or heads take no bytes, so any number fits; take the "
+                "number that the other ranks have"
+            )
         if budget_bytes < self.page_bytes:
             raise ArgumentError(
                 f"PageLayout: a page takes {self.page_bytes} bytes, the budget is {budget_bytes}; give the cache more "

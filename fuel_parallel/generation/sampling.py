@@ -56,6 +56,8 @@ def likeliest(logits: Floats, count: int) -> Integers:
     """
     if count >= len(logits):
         return np.arange(len(logits))
+    if count == 0:
+        return np.arange(0)
     least = np.partition(logits, len(logits) - count)[len(logits) - count]
     above = np.flatnonzero(logits > least)
     equal = np.flatnonzero(logits == least)[: count - len(above)]

@@ -164,6 +164,7 @@ from fuel_parallel.lazy.ops.neural import (
     softmax,
 )
 from fuel_parallel.lazy.ops.ordering import argsort, cumulative_prod, cumulative_sum, searchsorted, sort, topk
+from fuel_parallel.lazy.ops.paged_attention import copy_pages, paged_attention, write_pages
 from fuel_parallel.lazy.ops.reductions import (
     all,
     any,
@@ -227,6 +228,7 @@ __all__ = [
     "complex128",
     "concat",
     "conj",
+    "copy_pages",
     "copysign",
     "cos",
     "cosh",
@@ -309,6 +311,7 @@ __all__ = [
     "ones",
     "ones_like",
     "pad",
+    "paged_attention",
     "permute_dims",
     "pi",
     "positive",
@@ -366,6 +369,7 @@ __all__ = [
     "var",
     "vecdot",
     "where",
+    "write_pages",
     "zeros",
     "zeros_like",
 ]

@@ -85,7 +85,10 @@ class Op:
       `progress()` and `wait()`, of which the latter gives the result; until then inputs must not be written. With
       `reuse` the memory of the first input is given away. `out` is where the result goes, if the op has `into` too.
 
-    A variadic op takes its inputs as one tuple everywhere. An `elementwise` op computes each element of the result from
+    - `update(xp, x, *other arrays, *attrs)`, if there is one, writes the result over the first input `x`, which it
+      differs from in some elements only. A plan that has the last use of `x` calls it instead of the kernel.
+
+    A variadic op takes its inputs as one tuple everywhere (`update` those after the first). An `elementwise` op computes each element of the result from
     the elements at its place in the inputs, broadcast. `aliases` is False if the result never shares memory with an
     input. One that is `recomputed` runs again for the backward pass, which then does not hold the value of the forward
     pass.
@@ -102,6 +105,7 @@ class Op:
     ufunc: str = ""
     into: Callable[..., None] | None = None
     start: Callable[..., Any] | None = None
+    update: Callable[..., None] | None = None
     aliases: bool = True
     recomputed: bool = False
     attr_names: tuple[str, ...] = ()

@@ -127,6 +127,8 @@ class _Run:
         op = step.op
         if op.start is not None:
             return self._start(step, xp, arguments)
+        if op.update is not None:
+            return self._update(step, xp, arguments)
         if not step.places:
             return step.kernel(xp, arguments, *step.attrs) if op.variadic else step.kernel(xp, *arguments, *step.attrs)
         if op is REGION:
@@ -149,6 +151,19 @@ class _Run:
             return pending.wait()
         self.under_way[step.output] = step, pending
         return None
+
+    def _update(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
+        x, *others = arguments
+        leaf = step.inputs[0]
+        if step.updates and (leaf >= self.plan.leaves or leaf in self.spare):
+            if leaf < self.plan.leaves:
+                self.taken.add(leaf)
+        else:
+            self.new_bytes += step.spec.nbytes
+            x = xp.array(x)
+        update: Any = step.op.update
+        update(xp, x, others, *step.attrs) if step.op.variadic else update(xp, x, *others, *step.attrs)
+        return x
 
     def _progress(self) -> None:
         for _, pending in self.under_way.values():

@@ -8,6 +8,10 @@ in place).
 
 An instruction that goes on while others run reads its inputs until it ends.
 
+What changes some elements of a value (`Op.update`) does so in place, on any device, where that value is a leaf which
+nobody else holds or was made by another such op, and is not read again. So a step that writes a few rows of a large
+variable costs those rows.
+
 Only kernels that write into given memory take part. Any other is assumed to give a view of its inputs, which then live
 as long as its result, unless the op says that it never does.
 """
@@ -15,7 +19,7 @@ as long as its result, unless the op says that it never does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +54,8 @@ class Place:
 class MemoryPlan:
     """For each instruction the places of its results; none for instructions whose kernel makes its own memory.
 
-    `joined` are the positions of instructions that put a bucket together.
+    `joined` are the positions of instructions that put a bucket together, `updates` those that may write over their
+    first input, a leaf only if nobody else holds it.
     """
 
     places: tuple[tuple[Place, ...], ...]
@@ -59,6 +64,7 @@ class MemoryPlan:
     """Bytes of results that outlive the plan, and of buckets."""
     buckets: tuple[Bucket, ...] = ()
     joined: frozenset[int] = frozenset()
+    updates: frozenset[int] = frozenset()
 
 
 @dataclass(eq=False, slots=True)
@@ -94,13 +100,14 @@ def plan_memory(graph: Graph, ends: Mapping[int, int] | None = None) -> MemoryPl
             allocation.escapes = True
     buckets, joined = _place_in_buckets(graph, owners)
     _take_over(graph, owners, results)
+    updates = frozenset(_updates_in_place(graph, owners))
     made = [a for allocations in results for a in allocations]
     arena = _assign_offsets([a for a in made if not a.escapes and a.bucket < 0 and a.replaces is None])
     places = tuple(
         tuple(Place(a.spec, a.root.offset, a.leaf, a.bucket) for a in allocations) for allocations in results
     )
     leaving = sum(a.nbytes for a in made if a.escapes) + sum(bucket.nbytes for bucket in buckets)
-    return MemoryPlan(places, arena, leaving, tuple(buckets), frozenset(joined))
+    return MemoryPlan(places, arena, leaving, tuple(buckets), frozenset(joined), updates)
 
 
 def _place_in_buckets(graph: Graph, owners: list[set[_Allocation]]) -> tuple[list[Bucket], set[int]]:
@@ -160,6 +167,9 @@ def _allocations(graph: Graph, ends: Mapping[int, int]) -> tuple[list[set[_Alloc
             owners.append(set(made))
         elif i.op is ITEM and region_of.get(i.inputs[0]):
             owners.append({region_of[i.inputs[0]][i.attrs[0]]})
+        elif i.op.update is not None:
+            # Memory of its own, as far as others are concerned: that of its input if this is the last to read it.
+            owners.append({_Allocation(i.spec, position, position)})
         elif made or not i.op.aliases:
             owners.append(set(made))
         else:
@@ -169,7 +179,7 @@ def _allocations(graph: Graph, ends: Mapping[int, int]) -> tuple[list[set[_Alloc
 
 def writes_into(i: Instruction, graph: Graph) -> bool:
     """Whether the instruction's kernel can write into given memory."""
-    if i.spec.device != "cpu":
+    if i.spec.device != "cpu" or i.op.update is not None:
         return False
     if i.op is REGION:
         return True
@@ -212,6 +222,21 @@ def _take_over(graph: Graph, owners: list[set[_Allocation]], results: list[list[
             else:
                 made[output].replaces = free[register]
                 free[register].root.last = made[output].last
+
+
+def _updates_in_place(graph: Graph, owners: list[set[_Allocation]]) -> Iterator[int]:
+    """The positions of instructions that may write their result over their first input."""
+    own = set(range(len(graph.leaves)))
+    for number, i in enumerate(graph.instructions, graph.first):
+        if i.op.update is None:
+            continue
+        position, value = number - graph.first, i.inputs[0]
+        if value in own:
+            (allocation,) = owners[value]
+            reads = [end for _, end in allocation.reads if end >= position]
+            if reads == [position] and not allocation.escapes:
+                yield position
+        own.add(number)
 
 
 def _pairs(graph: Graph, i: Instruction, free: Sequence[set[int]]) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ class Step:
     """One kernel: reads the slots `inputs`, writes `output`, then lets go of the slots `dies`.
 
     One that `goes_on` has started, when it is over; a later step has it among those it `finishes` first. With `reuses`
-    it may leave its result in the memory of its input.
+    it may leave its result in the memory of its input; one that `updates` may write over its first input.
 
     `origin` is the place of the node it comes from among the computed nodes, for messages. `places` say where its
     results go; without any, the kernel makes its own memory.
@@ -43,6 +43,7 @@ class Step:
     finishes: tuple[int, ...] = ()
     goes_on: bool = False
     reuses: bool = False
+    updates: bool = False
 
     @property
     def kernel(self) -> Callable[..., Any]:
@@ -76,7 +77,7 @@ def _remarks(step: Step) -> str:
     buckets = [f"bucket {place.bucket} at {place.offset}" for place in step.places if place.bucket >= 0]
     if buckets:
         remarks.append(f"in {', '.join(buckets)}")
-    if step.reuses:
+    if step.reuses or step.updates:
         remarks.append("in place")
     if step.goes_on:
         remarks.append("goes on")
@@ -119,6 +120,7 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 finished.get(n, ()),
                 n in ends,
                 n in reusing,
+                n in memory.updates,
             )
         )
     return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory)

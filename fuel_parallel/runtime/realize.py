@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from fuel_parallel import failure
 from fuel_parallel.backends import backend_of
 from fuel_parallel.lazy import effects
@@ -38,7 +36,8 @@ def realize(*things: Any) -> None:
     # In the order in which they were given, so that equal steps have equal graphs.
     roots = [*targets, *side_effects]
     if roots:
-        state = {t.node for t in tensors if t.is_state}
+        # Nothing is differentiated through an effect without a gradient: it ends there, as it does at a variable.
+        state = {t.node for t in tensors if t.is_state} | {node for node in side_effects if node.op.vjp is None}
         _run(_with_older_collectives(roots), set(roots), state)
 
 
@@ -128,8 +127,7 @@ def _held_by_the_graph_alone(leaves: list[Node], again: set[Node], uses: Counter
         if (
             leaf not in again
             and sys.getrefcount(leaf) == uses[leaf] + 4
-            and isinstance(leaf.value, np.ndarray)
-            and leaf.value.flags.owndata
+            and backend_of(leaf.spec.device).owns(leaf.value)
             and sys.getrefcount(leaf.value) == 2
         ):
             spare.append(number)

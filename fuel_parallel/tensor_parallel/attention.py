@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuel_parallel.attention import Attention, Rotary, check_heads, join_heads, split_heads
+from fuel_parallel.attention import (
+    Attention,
+    AttentionCache,
+    Rotary,
+    check_cache,
+    check_heads,
+    join_heads,
+    split_heads,
+)
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.lazy.ops import indexing
 from fuel_parallel.lazy.ops.attention import scaled_dot_product_attention
@@ -89,17 +97,33 @@ class ParallelAttention(Module):
         self._mine = partition(self.heads, comm.world_size)[comm.rank]
         self._served = self._served_by(self._mine)
 
-    def __call__(self, x: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+    @property
+    def cached_heads(self) -> int:
+        """Heads of keys and values that this rank's cache keeps of this layer; may be 0."""
+        return len(self._served)
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: AttentionCache | None = None,
+    ) -> Tensor:
         """[..., length, dim] to [..., length, dim], the same on all ranks or this rank's part of the sequence.
 
         `mask` broadcasts to [..., heads, length, length], of all heads; `positions` [length] are those of the rotation.
+        `cache` is as in `fp.Attention`, of this rank's `cached_heads`.
         """
+        positions = check_cache(cache, x, mask, positions, self.causal)
         query, key, value = (split_heads(layer(x), self.head_size) for layer in (self.query, self.key, self.value))
         if not len(self._mine):
             # Without heads nothing is to be computed, but gradients flow through here to the collectives of all ranks.
             return self.out(join_heads(query + key + value))
         if self.rotary is not None:
             query, key = self.rotary(query, positions), self.rotary(key, positions)
+        if cache is not None:
+            return self.out(join_heads(cache.attend(query, key, value, self._groups())))
         key, value = self._for_each_query(key), self._for_each_query(value)
         if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
             mask = mask[..., self._mine.start : self._mine.stop, :, :]
@@ -107,10 +131,15 @@ class ParallelAttention(Module):
 
     def _for_each_query(self, x: Tensor) -> Tensor:
         """Key heads as attention takes them: each for one number of query heads, else one for each query head."""
+        groups = self._groups()
+        serving = [head for head, count in enumerate(groups) for _ in range(count)]
+        return x if len(set(groups)) == 1 else indexing.take(x, serving, axis=-3)
+
+    def _groups(self) -> list[int]:
+        """For each of this rank's key heads, how many of its query heads it serves."""
         group = self.heads // self.kv_heads
-        serving = [head // group - self._served.start for head in self._mine]
-        counts = {serving.count(head) for head in range(len(self._served))}
-        return x if len(counts) == 1 else indexing.take(x, serving, axis=-3)
+        serving = [head // group for head in self._mine]
+        return [serving.count(head) for head in self._served]
 
     def _served_by(self, queries: range) -> range:
         """The key heads that a range of query heads needs."""
