@@ -3,6 +3,7 @@
 docs/generation.md tells how it fits together.
 """
 
+from fuel_parallel.generation.engine import Engine, PagedModel
 from fuel_parallel.generation.requests import (
     Completion,
     FinishReason,
@@ -11,14 +12,23 @@ from fuel_parallel.generation.requests import (
     Update,
 )
 from fuel_parallel.generation.sampling import Draw, choose, distribution, likeliest, sample
+from fuel_parallel.generation.scheduler import Row, Scheduler, SchedulerStatistics, StepPlan
+from fuel_parallel.generation.statistics import GenerationStatistics
 from fuel_parallel.generation.text import TextStream
 
 __all__ = [
     "Completion",
     "Draw",
+    "Engine",
     "FinishReason",
     "GenerationRequest",
+    "GenerationStatistics",
+    "PagedModel",
+    "Row",
     "SamplingParameters",
+    "Scheduler",
+    "SchedulerStatistics",
+    "StepPlan",
     "TextStream",
     "Update",
     "choose",

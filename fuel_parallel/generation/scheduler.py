@@ -2,8 +2,8 @@
 
 A step takes up to `token_budget` tokens. Sequences that already write come first, one token each; what is left goes to
 prompts, in the order in which requests came, in chunks if need be (Sarathi: Agrawal et al., 2024, arXiv:2403.02310). A
-request begins when a row and the pages of its prompt are free. Where pages run out while sequences grow, the youngest is
-taken out: its pages are given up, and it begins again later, at the end of what is still cached of it. The oldest
+request begins when a row and the pages of its prompt are free. Where pages run out while sequences grow, the youngest
+is taken out: its pages are given up, and it begins again later, at the end of what is still cached of it. The oldest
 is never taken out for another, so it ends, then the next is the oldest: every request ends.
 
 A prompt that begins like one that is being computed waits for those pages, and does not compute them as well.
@@ -135,8 +135,8 @@ class Scheduler:
     ) -> None:
         if max_rows < 1 or token_budget < max_rows:
             raise ArgumentError(
-                f"Scheduler: token_budget must be max_rows or more, and that 1 or more, so that each sequence can go on; "
-                f"got {token_budget} and {max_rows}"
+                "Scheduler: token_budget must be max_rows or more, and that 1 or more, so that each sequence can go "
+                f"on; got {token_budget} and {max_rows}"
             )
         self.cache = cache
         self.token_budget, self.max_rows, self.reuse_prefixes = token_budget, max_rows, reuse_prefixes
@@ -165,8 +165,8 @@ class Scheduler:
         needed = -(-(len(request.prompt) + request.max_tokens - 1) // config.page_tokens)
         if needed > config.num_pages:
             raise OutOfPagesError(
-                f"a prompt of {len(request.prompt)} tokens with {request.max_tokens} more takes {needed} pages, the cache "
-                f"has {config.num_pages} of {config.page_tokens} tokens; ask for fewer tokens or give it more memory"
+                f"a prompt of {len(request.prompt)} tokens with {request.max_tokens} more takes {needed} pages, but "
+                f"the cache has {config.num_pages} of {config.page_tokens} tokens; ask for fewer tokens or give it more"
             )
         token_array(request.prompt)  # its error for tokens that are none
         number = self._requests
@@ -261,7 +261,7 @@ class Scheduler:
             parent.forks = []
 
     def _make_room(self, one: Continuation) -> bool:
-        """Gives a sequence that is to grow its page, by taking the youngest out as often as need be; False if itself."""
+        """Gives a sequence that grows its page, by taking the youngest out as often as need be; False if itself."""
         if one not in self.running:
             return False
         length = self.cache.replica.table.length(one.sequence)

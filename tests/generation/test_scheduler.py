@@ -188,7 +188,9 @@ def test_an_era_that_ends_begins_all_again() -> None:
 
 
 def test_what_cannot_fit_is_refused_at_once() -> None:
-    with pytest.raises(OutOfPagesError, match="a prompt of 30 tokens with 4 more takes 9 pages, the cache has 8 of 4"):
+    with pytest.raises(
+        OutOfPagesError, match="a prompt of 30 tokens with 4 more takes 9 pages, but the cache has 8 of 4"
+    ):
         alone(GenerationRequest(prompt=(1,) * 30, max_tokens=4), pages=8)
-    with pytest.raises(ArgumentError, match="token_budget must be max_rows or more.* got 3 and 4"):
+    with pytest.raises(ArgumentError, match=r"token_budget must be max_rows or more.* got 3 and 4"):
         alone(GenerationRequest(prompt=(1,), max_tokens=4), token_budget=3)
