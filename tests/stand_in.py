@@ -155,10 +155,13 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return Array(self.block, values, self.module)
 
     def __getitem__(self, index):
-        return self._like(self.values[index if isinstance(index, tuple) else (index, ...)])
+        index = plain(index if isinstance(index, tuple) else (index, ...))
+        found = self.values[index]
+        shares = not found.size or np.may_share_memory(found, self.values)
+        return self._like(found) if shares else self.module.new(plain(self)[index])
 
     def __setitem__(self, index, value):
-        value = plain(value)
+        index, value = plain(index), plain(value)
         value = value.copy() if isinstance(value, np.ndarray) else value
         target = self.values
 

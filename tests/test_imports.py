@@ -52,14 +52,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tensor_parallel": RANKS | {"module", "layers", "attention"},
     "context_parallel": RANKS | {"module", "attention"},
     "expert_parallel": RANKS | {"module", "experts", "data_parallel"},
+    "generation": RANKS | {"runtime", "distributed_cache"},
     "pipeline_parallel": GROUND,
     "pipeline_parallel.draw": GROUND | {"topology", "pipeline_parallel"},
     "pipeline_parallel.run": RANKS | {"module", "pipeline_parallel"},
     "distributed_cache": GROUND,
     "distributed_cache.group": RANKS | {"distributed_cache"},
     "distributed_cache.batch": TENSORS | {"distributed_cache"},
-    "distributed_cache.pool": TENSORS | {"distributed_cache", "module"},
-    "generation": RANKS | {"module", "runtime", "tensor_parallel", "distributed_cache"},
+    "distributed_cache.pool": TENSORS | {"distributed_cache", "module", "runtime"},
     "checkpoint": RANKS | {"module", "runtime"},
 }
 

@@ -104,7 +104,10 @@ class PagedBatch:
         return self.lengths.shape[0]
 
     def padded_tokens(self, tokens: Any) -> Tensor:
-        """Token numbers of all chunks, one after the other, as [size]; raises `ArgumentError` if they are not as many."""
+        """Token numbers of all chunks, one after the other, as [size].
+
+        Raises `ArgumentError` if they are not as many as the chunks have.
+        """
         flat = np.asarray(tokens).reshape(-1)
         if len(flat) != self.tokens:
             raise ArgumentError(f"PagedBatch: its chunks have {self.tokens} tokens, but {len(flat)} were given")

@@ -1,28 +1,34 @@
 """The keys and values of a rank's layers, in pages, on its device; and a model's attention over them.
 
 The arrays are allocated once and written in place: a write is a node of the graph like any other, which replaces the
-variable's value, and since nobody else holds the old value the plan writes over it (docs/plans.md). Writes are pending
-effects: whichever plan runs next takes them along, so that no step depends on somebody asking for the pool.
+variable's value, and since nobody else holds the old value the plan writes over it (docs/plans.md). Whichever plan runs
+next takes the writes along, so that nobody has to ask for the pool.
 
 Which page has what is decided by the bookkeeping, the same on all ranks; a pool does as its outcomes say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fuel_parallel.backends import backend_of
-from fuel_parallel.distributed_cache.batch import PagedBatch
+from fuel_parallel.distributed_cache.batch import PagedBatch, padded
 from fuel_parallel.distributed_cache.pages import PageLayout
-from fuel_parallel.errors import ArgumentError
+from fuel_parallel.distributed_cache.replica import Outcome
+from fuel_parallel.distributed_cache.spill import SpillStore
+from fuel_parallel.errors import ArgumentError, CacheError
 from fuel_parallel.lazy import dtypes, effects
 from fuel_parallel.lazy.node import Spec, data_node
 from fuel_parallel.lazy.ops import creation, elementwise, manipulation, reductions
-from fuel_parallel.lazy.ops.paged_attention import paged_attention, write_pages
+from fuel_parallel.lazy.ops.paged_attention import copy_pages, paged_attention, write_pages
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Variable
+from fuel_parallel.runtime.realize import realize
 
 
 class KVPool:
@@ -120,6 +126,74 @@ class KVPool:
         where = (batch.page_table, batch.lengths, batch.starts)
         return paged_attention(query, *self._pages[layer], *where, groups=groups, **scales)
 
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies pages in all layers, in this order, before anything is written from now on."""
+        if len(sources) != len(targets):
+            raise ArgumentError(f"copy_pages: {len(sources)} sources and {len(targets)} targets")
+        self._check_pages("copy_pages", *sources, *targets)
+        if sources:
+            room = padded(len(sources)) - len(sources)
+            ends = [creation.asarray([*pages, *[-1] * room], dtype="int32") for pages in (sources, targets)]
+            for variable in self.__tensors__():
+                self._rebind(variable, copy_pages(variable, *ends))
+
+    def read_page(self, page: int) -> bytes:
+        """What this rank has in a page: keys and values of all layers, then their scales."""
+        self._check_pages("read_page", page)
+        realize(self)
+        to_host = backend_of(self.device).to_host
+        return b"".join(to_host(variable.node.value[page]).tobytes() for variable in self.__tensors__())
+
+    def write_page(self, page: int, content: bytes) -> None:
+        """Fills a page with what `read_page` gave, on a pool of the same layout. Done at once.
+
+        Raises `CacheError` for content of another length, and changes nothing.
+        """
+        self._check_pages("write_page", page)
+        if len(content) != self.bytes_per_page:
+            raise CacheError(
+                f"write_page: a page of this pool has {self.bytes_per_page} bytes, the content {len(content)}; it "
+                "is of another model, dtype or number of ranks, and must be computed again"
+            )
+        slots = creation.asarray(np.arange(page * self.page_size, (page + 1) * self.page_size))
+        start = 0
+        for variable in self.__tensors__():
+            shape, dtype = variable.shape[1:], variable.dtype
+            part = np.frombuffer(content, dtype, count=math.prod(shape), offset=start).reshape(shape)
+            self._rebind(variable, write_pages(variable, creation.asarray(part, device=self.device), slots))
+            start += part.nbytes
+        realize(self)
+
+    def follow(self, outcomes: Iterable[Outcome], spill: SpillStore | None = None) -> None:
+        """Does as the bookkeeping has decided, in order: saves pages that are evicted, and copies those written to.
+
+        To be called with the outcomes of each `CacheGroup.step` before the next batch is computed.
+        """
+        for outcome in outcomes:
+            if spill is not None:
+                for evicted in outcome.evicted:
+                    spill.save(evicted.page_hash, self.read_page(evicted.page))
+            self.copy_pages([copy.source for copy in outcome.copies], [copy.target for copy in outcome.copies])
+
+    def restore(self, pages: Sequence[int], page_hashes: Iterable[bytes], spill: SpillStore) -> int:
+        """Fills pages from a store up to the first whose hash it has not; gives how many it filled.
+
+        Ranks may find different numbers; the least of them is what need not be computed.
+        """
+        filled = 0
+        for page, page_hash in zip(pages, page_hashes, strict=False):
+            content = spill.load(page_hash)
+            if content is None:
+                break
+            self.write_page(page, content)
+            filled += 1
+        return filled
+
+    def reset(self) -> None:
+        """Starts with empty arrays: for a pool that was lost when a step failed half-way. See `CacheGroup.rejoin`."""
+        for variable in self.__tensors__():
+            variable.assign(self._zeros(variable.shape, variable.dtype))
+
     def layer(self, layer: int, batch: PagedBatch) -> LayerCache:
         """What the attention of one layer takes as its `cache`."""
         return LayerCache(self, layer, batch)
@@ -128,9 +202,14 @@ class KVPool:
         values = backend_of(self.device).array_module.zeros(shape, dtype=dtype)
         return Variable(Tensor(data_node(values, Spec(shape, dtype, self.device))))
 
+    def _check_pages(self, name: str, *pages: int) -> None:
+        wrong = [page for page in pages if not 0 <= page < self.num_pages]
+        if wrong:
+            raise CacheError(f"{name}: there is no page {wrong[0]}; pages are 0 to {self.num_pages - 1}")
+
     def _rebind(self, variable: Variable, value: Tensor) -> None:
         variable.assign(value)
-        effects.keep(value.node)
+        effects.make_due(variable)
 
     def __tensors__(self) -> list[Variable]:
         return [variable for layer in (*self._pages, *self._scales) for variable in layer]

@@ -18,7 +18,7 @@ from fuel_parallel.comm.identity import IdentityComm
 from fuel_parallel.distributed_cache.batch import Chunk, PagedBatch
 from fuel_parallel.distributed_cache.group import CacheGroup
 from fuel_parallel.distributed_cache.pool import KVPool
-from fuel_parallel.distributed_cache.replica import CacheConfig, Outcome
+from fuel_parallel.distributed_cache.replica import CacheConfig
 from fuel_parallel.errors import ArgumentError, CommunicatorError
 from fuel_parallel.generation.requests import Completion, FinishReason, GenerationRequest, Update
 from fuel_parallel.generation.sampling import sample
@@ -166,14 +166,9 @@ class Engine:
         if self.comm.is_root and era != self.cache.era:
             self._scheduler.restart()
             plan = StepPlan()
-        self._obey(outcomes)
+        self.pool.follow(outcomes)
         agreed: StepPlan = self.comm.broadcast_object(plan, type=StepPlan)
         return agreed
-
-    def _obey(self, outcomes: Sequence[Outcome]) -> None:
-        copies = [copy for outcome in outcomes for copy in outcome.copies]
-        if copies:
-            self.pool.copy_pages([copy.source for copy in copies], [copy.target for copy in copies])
 
     def _compute(self, plan: StepPlan) -> list[list[int]]:
         chunks = [Chunk(row.sequence, row.first, row.count) for row in plan.rows]

@@ -3,6 +3,9 @@
 Sends, and collectives that other ranks wait for, are *kept* until the next plan takes them along. All other collectives
 are *noted*: a plan that reaches a collective also runs the older ones that are still held by somebody, so that the
 order on the wire is the order of the script however a rank cuts its work into realizes.
+
+A variable that is written to bit by bit, such as pages of a cache, is *due*: the next plan takes its value along. Else
+it would grow a graph behind it, and what it was would be held by that graph and could not be written over.
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fuel_parallel.lazy.node import Attrs, Line, Node, Op, Spec
+
+if TYPE_CHECKING:
+    from fuel_parallel.lazy.tensor import Tensor
 
 
 class Built(NamedTuple):
@@ -29,6 +35,7 @@ built: deque[Built] = deque(maxlen=128)
 """The collectives that were built last; for the message when ranks differ."""
 
 _kept: list[Node] = []
+_due: dict[int, Tensor] = {}
 _differentiable: list[weakref.ref[Node]] = []
 _noted: list[weakref.ref[Node]] = []
 
@@ -38,6 +45,18 @@ def keep(node: Node) -> None:
     _kept.append(node)
     if node.op.has_effect and node.op.vjp:
         _differentiable.append(weakref.ref(node))
+
+
+def make_due(variable: Tensor) -> None:
+    """Has the next plan compute the value that a variable has then."""
+    _due[id(variable)] = variable
+
+
+def take_due() -> list[Tensor]:
+    """All variables that are due; they are the caller's to compute now."""
+    taken = list(_due.values())
+    _due.clear()
+    return taken
 
 
 def note(node: Node) -> None:

@@ -85,10 +85,10 @@ class Op:
       `progress()` and `wait()`, of which the latter gives the result; until then inputs must not be written. With
       `reuse` the memory of the first input is given away. `out` is where the result goes, if the op has `into` too.
 
-    - `update(xp, x, *other arrays, *attrs)`, if there is one, writes the result over the first input `x`, which it
-      differs from in some elements only. A plan that has the last use of `x` calls it instead of the kernel.
+    - `update(xp, *arrays, *attrs)`, if there is one, writes the result over the first input, which it differs from in
+      some elements only. A plan that has the last use of that input does so; the kernel is `by_copy(update)`.
 
-    A variadic op takes its inputs as one tuple everywhere (`update` those after the first). An `elementwise` op computes each element of the result from
+    A variadic op takes its inputs as one tuple everywhere. An `elementwise` op computes each element of the result from
     the elements at its place in the inputs, broadcast. `aliases` is False if the result never shares memory with an
     input. One that is `recomputed` runs again for the backward pass, which then does not hold the value of the forward
     pass.
@@ -112,6 +112,22 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
+
+
+def by_copy(update: Callable[..., None], *, variadic: bool = False) -> Callable[..., Any]:
+    """The kernel of an op that is said by its `update`."""
+
+    def kernel(xp: Any, x: Any, *others: Any) -> Any:
+        result = xp.array(x)
+        update(xp, result, *others)
+        return result
+
+    def variadic_kernel(xp: Any, inputs: Any, *attrs: Any) -> Any:
+        result = xp.array(inputs[0])
+        update(xp, (result, *inputs[1:]), *attrs)
+        return result
+
+    return variadic_kernel if variadic else kernel
 
 
 ZERO = ()

@@ -153,17 +153,16 @@ class _Run:
         return None
 
     def _update(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
-        x, *others = arguments
         leaf = step.inputs[0]
         if step.updates and (leaf >= self.plan.leaves or leaf in self.spare):
             if leaf < self.plan.leaves:
                 self.taken.add(leaf)
         else:
             self.new_bytes += step.spec.nbytes
-            x = xp.array(x)
+            arguments[0] = xp.array(arguments[0])
         update: Any = step.op.update
-        update(xp, x, others, *step.attrs) if step.op.variadic else update(xp, x, *others, *step.attrs)
-        return x
+        update(xp, arguments, *step.attrs) if step.op.variadic else update(xp, *arguments, *step.attrs)
+        return arguments[0]
 
     def _progress(self) -> None:
         for _, pending in self.under_way.values():

@@ -22,7 +22,8 @@ def realize(*things: Any) -> None:
     """Computes tensors, modules, optimizers, and nests of them, in one plan.
 
     Work that several of them share is done once; what none of them needs is not done. Afterwards they hold their values
-    and the graph behind them is let go. Pending sends, and collectives older than those that are needed, run as well.
+    and the graph behind them is let go. Pending sends and writes to a cache, and collectives older than those that are
+    needed, run as well.
 
     >>> import fuel_parallel.lazy as ft
     >>> a = ft.ones(3); b = a + 1; c = a * 5
@@ -30,14 +31,13 @@ def realize(*things: Any) -> None:
     >>> b.is_realized, c.is_realized
     (True, True)
     """
-    tensors = tensors_of(*things)
+    tensors = [*tensors_of(*things), *effects.take_due()]
     targets = [t.node for t in tensors if t.node.value is None]
     side_effects = effects.take()
     # In the order in which they were given, so that equal steps have equal graphs.
     roots = [*targets, *side_effects]
     if roots:
-        # Nothing is differentiated through an effect without a gradient: it ends there, as it does at a variable.
-        state = {t.node for t in tensors if t.is_state} | {node for node in side_effects if node.op.vjp is None}
+        state = {t.node for t in tensors if t.is_state}
         _run(_with_older_collectives(roots), set(roots), state)
 
 

@@ -156,6 +156,27 @@ def attention_gradients_of_arrays(q: Array, k: Array, v: Array) -> Array:
     return np.concatenate([p.reshape(-1) for p in parts])
 
 
+PAGES, TABLE, LENGTHS, STARTS = (
+    both_signs(4, 2, 1, 3),
+    np.array([[2, 0], [3, 1]]),
+    np.array([3, 2]),
+    np.array([0, 2, 3]),
+)
+"""Two sequences of three and two tokens in pages of two; the first has two queries, the second one."""
+
+
+def host(*xs: ft.Tensor) -> list[ft.Tensor]:
+    """Where things lie in pages is said in host memory."""
+    return [ft.to_device(x, "cpu") for x in xs]
+
+
+def attended_by_pages(q: Array, k: Array, v: Array) -> Array:
+    keys, values = (np.concatenate([x[2], x[0]])[:3, 0] for x in (k, v))
+    first = [attended(head, keys, values) for head in q[:2].swapaxes(0, 1)]
+    second = [attended(head, k[3, :, 0], v[3, :, 0]) for head in q[2:].swapaxes(0, 1)]
+    return np.concatenate([np.stack(first, 1), np.stack(second, 1)])
+
+
 def nll(x: Array, index: Array) -> Array:
     return -np.asarray(np.take_along_axis(np.log(softmax(x, -1)), index[..., None], -1)[..., 0])
 
@@ -333,6 +354,30 @@ CASES = [
         CUBE,
         both_signs(2, 5, 4),
         both_signs(2, 5, 3),
+    ),
+    case(
+        "paged_attention",
+        lambda q, k, v: ft.paged_attention(q, k, v, *map(ft.asarray, (TABLE, LENGTHS, STARTS))),
+        attended_by_pages,
+        both_signs(3, 2, 3),
+        PAGES,
+        PAGES[::-1] + 0.1,
+    ),
+    case(
+        "write_pages",
+        lambda x, new, slots: ft.write_pages(x, new, *host(slots)),
+        lambda x, new, slots: written(x.reshape(8, 3), slots[[0, 2]], new[[0, 2]]).reshape(x.shape),
+        both_signs(4, 2, 3),
+        both_signs(3, 3),
+        np.array([7, -1, 2]),
+    ),
+    case(
+        "copy_pages",
+        lambda x, sources, targets: ft.copy_pages(x, *host(sources, targets)),
+        lambda x, sources, targets: x[[0, 1, 1, 1]],
+        both_signs(4, 3),
+        np.array([1, -1, 2]),
+        np.array([2, 0, 3]),
     ),
     case("tril", lambda x: ft.tril(x, k=1), lambda x: np.tril(x, 1), CUBE),
     case("triu", lambda x: ft.triu(x, k=-1), lambda x: np.triu(x, -1), CUBE),

@@ -14,7 +14,7 @@ import numpy as np
 
 from fuel_parallel.errors import DTypeError, IndexingError, ShapeError
 from fuel_parallel.lazy import dtypes
-from fuel_parallel.lazy.node import Op, Shape, Spec, apply, define
+from fuel_parallel.lazy.node import Op, Shape, Spec, apply, by_copy, define
 from fuel_parallel.lazy.ops import binary, creation, manipulation
 from fuel_parallel.lazy.tensor import Tensor
 
@@ -40,10 +40,8 @@ def _unslice_kernel(xp: Any, g: Any, shape: Shape, window: Window) -> Any:
     return result
 
 
-def _update_kernel(xp: Any, x: Any, value: Any, window: Window) -> Any:
-    result = xp.array(x)
-    result[_keys(window)] = value
-    return result
+def _update_slice(xp: Any, x: Any, value: Any, window: Window) -> None:
+    x[_keys(window)] = value
 
 
 SLICE = define(
@@ -69,7 +67,8 @@ SLICE_UPDATE = define(
     Op(
         "slice_update",
         infer=lambda x, value, window: x,
-        kernel=_update_kernel,
+        kernel=by_copy(_update_slice),
+        update=_update_slice,
         vjp=(
             lambda g, y, x, value, window: _slice_update(g, creation.zeros_like(value), window),
             lambda g, y, x, value, window: _slice(g, window),
@@ -81,15 +80,19 @@ SLICE_UPDATE = define(
 
 
 def _slice(x: Tensor, window: Window) -> Tensor:
-    if all(
+    return x if _is_whole(x, window) else Tensor(apply(SLICE, (x.node,), window))
+
+
+def _is_whole(x: Tensor, window: Window) -> bool:
+    return builtins.all(
         start == 0 and step == 1 and count == extent
         for (start, step, count), extent in zip(window, x.shape, strict=True)
-    ):
-        return x
-    return Tensor(apply(SLICE, (x.node,), window))
+    )
 
 
 def _slice_update(x: Tensor, value: Tensor, window: Window) -> Tensor:
+    if value.shape == x.shape and _is_whole(x, window):
+        return value
     return Tensor(apply(SLICE_UPDATE, (x.node, value.node), window))
 
 
@@ -176,18 +179,17 @@ INDEX_ADD: Op = define(
 )
 
 
-def _index_update_kernel(xp: Any, inputs: Any, axes: tuple[int, ...]) -> Any:
+def _update_index(xp: Any, inputs: Any, axes: tuple[int, ...]) -> None:
     x, value, *indices = inputs
-    result = xp.array(x)
-    result[_selector(x.ndim, axes, indices)] = value
-    return result
+    x[_selector(x.ndim, axes, indices)] = value
 
 
 INDEX_UPDATE = define(
     Op(
         "index_update",
         infer=lambda inputs, axes: inputs[0],
-        kernel=_index_update_kernel,
+        kernel=by_copy(_update_index, variadic=True),
+        update=_update_index,
         vjp=lambda i, g, y, inputs, axes: _index_update_vjp(i, g, inputs, axes),
         variadic=True,
         aliases=False,

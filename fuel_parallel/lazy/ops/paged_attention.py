@@ -20,7 +20,7 @@ import numpy as np
 
 from fuel_parallel.errors import DTypeError, IndexingError, ShapeError
 from fuel_parallel.lazy import dtypes
-from fuel_parallel.lazy.node import Op, Spec, apply, define
+from fuel_parallel.lazy.node import Op, Spec, apply, by_copy, define
 from fuel_parallel.lazy.ops import binary, elementwise
 from fuel_parallel.lazy.tensor import Tensor
 
@@ -56,8 +56,8 @@ def paged_attention(
     1 / sqrt(dim) by default. There is no gradient: caches serve inference.
 
     >>> from fuel_parallel.lazy import asarray, ones, reshape
-    >>> values = reshape(asarray([1.0, 2.0, 3.0, 4.0]), (2, 2, 1, 1))                          # two pages of two tokens
-    >>> table, lengths, starts = asarray([[1, 0]]), asarray([3]), asarray([0, 2])        # tokens 3, 4 and 1; two queries
+    >>> values = reshape(asarray([1.0, 2.0, 3.0, 4.0]), (2, 2, 1, 1))          # two pages of two tokens
+    >>> table, lengths, starts = asarray([[1, 0]]), asarray([3]), asarray([0, 2])   # tokens 3, 4, 1; two are queries
     >>> paged_attention(ones((2, 1, 1)), ones((2, 2, 1, 1)), values, table, lengths, starts).numpy().ravel().round(3)
     array([3.5  , 2.667], dtype=float32)
     """
@@ -81,7 +81,9 @@ def write_pages(pages: Tensor, new: Tensor, slots: Tensor, /) -> Tensor:
 
 
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor, /) -> Tensor:
-    """`pages` after page `targets[i]` became a copy of `sources[i]`, one after the other; negative ones are passed over.
+    """`pages` with copies of pages `sources` at `targets`, made one after the other; negative ones are passed over.
+
+    In place where nobody else holds `pages`. Sources and targets are integers on the CPU.
 
     >>> from fuel_parallel.lazy import asarray
     >>> copy_pages(asarray([[1.0], [2.0], [3.0]]), asarray([0, 1]), asarray([1, 2])).tolist()
@@ -91,17 +93,6 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor, /) -> Tensor:
 
 
 # Writing.
-
-
-def _updating(update: Any) -> Any:
-    """The kernel of an op that is said by what it changes."""
-
-    def kernel(xp: Any, x: Any, *others: Any) -> Any:
-        result = xp.array(x)
-        update(xp, result, *others)
-        return result
-
-    return kernel
 
 
 def _infer_write(pages: Spec, new: Spec, slots: Spec) -> Spec:
@@ -155,8 +146,8 @@ def _check_below(what: str, highest: int, count: int) -> None:
         raise IndexingError(f"there is no {what} {highest}: these pages have {count}, from 0 on")
 
 
-WRITE_PAGES = define(Op("write_pages", _infer_write, _updating(_write), update=_write, aliases=False))
-COPY_PAGES = define(Op("copy_pages", _infer_copy, _updating(_copy), update=_copy, aliases=False))
+WRITE_PAGES = define(Op("write_pages", _infer_write, by_copy(_write), update=_write, aliases=False))
+COPY_PAGES = define(Op("copy_pages", _infer_copy, by_copy(_copy), update=_copy, aliases=False))
 
 
 # Attention. Inputs are query, keys, values, page table, lengths, starts, and maybe the scales of keys and values.
@@ -245,12 +236,15 @@ class _Blocks:
         """The tokens from `start`, where a page begins, up to `stop`."""
         page = self.pages.shape[1]
         table = self.table[start // page : -(-stop // page)]
-        found = self._taken(self.pages, table, stop - start)
-        if found.dtype != self.wide:
-            found = found.astype(self.wide)
+        found = self._taken(self.pages, table, stop - start).swapaxes(0, 1)
+        return found if found.dtype == self.wide else found.astype(self.wide)
+
+    def scale(self, scores: Any, start: int, stop: int) -> None:
+        """Multiplies [kv heads, ..., tokens] by the tokens' scales, if there are any: less work than on a block."""
         if self.scales is not None:
-            found = found * self._taken(self.scales, table, stop - start)[..., None]
-        return found.swapaxes(0, 1)
+            page = self.pages.shape[1]
+            table = self.table[start // page : -(-stop // page)]
+            scores *= self._taken(self.scales, table, stop - start).swapaxes(0, 1)[:, None, None]
 
     def _taken(self, pages: Any, table: Any, tokens: int) -> Any:
         first, count = int(table[0]), len(table)
@@ -280,6 +274,7 @@ def _attend(xp: Any, query: Any, keys: _Blocks, values: _Blocks, length: int) ->
             rows = slice(begin, builtins.min(begin + together, count))
             shape = (kv_heads, group, rows.stop - begin)
             scores = xp.matmul(query[:, :, rows].reshape((kv_heads, -1, dim)), block).reshape((*shape, -1))
+            keys.scale(scores, start, stop)
             if stop - 1 > first + begin:
                 future = xp.arange(start, stop) > xp.arange(first + begin, first + rows.stop)[:, None]
                 xp.copyto(scores, scores.dtype.type(-math.inf), where=future)
@@ -291,6 +286,7 @@ def _attend(xp: Any, query: Any, keys: _Blocks, values: _Blocks, length: int) ->
             scores -= highest
             xp.exp(scores, out=scores)
             mass = scores.sum(axis=-1, keepdims=True)
+            values.scale(scores, start, stop)
             part = xp.matmul(scores.reshape((kv_heads, -1, stop - start)), content).reshape((*shape, dim))
             if start:
                 mass += sums[:, :, rows] * fade
