@@ -4,6 +4,7 @@ docs/generation.md tells how it fits together.
 """
 
 from fuel_parallel.generation.engine import Engine, PagedModel
+from fuel_parallel.generation.replicas import Replicas
 from fuel_parallel.generation.requests import (
     Completion,
     FinishReason,
@@ -24,6 +25,7 @@ __all__ = [
     "GenerationRequest",
     "GenerationStatistics",
     "PagedModel",
+    "Replicas",
     "Row",
     "SamplingParameters",
     "Scheduler",

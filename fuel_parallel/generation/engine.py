@@ -107,15 +107,22 @@ class Engine:
         return self._scheduler.load
 
     def submit(self, request: GenerationRequest) -> int:
-        """Takes a request in, on rank 0; gives its number.
+        """Takes a request in, on rank 0; gives its number. Raises as `check` does."""
+        if not self.comm.is_root:
+            raise CommunicatorError(f"submit: requests are given on rank 0, this is rank {self.comm.rank}")
+        self.check(request)
+        number = self._scheduler.submit(request)
+        self._began[number] = time.perf_counter()
+        return number
+
+    def check(self, request: GenerationRequest) -> None:
+        """Whether the engine can ever do what is asked for.
 
         Raises:
             ArgumentError: Tokens that the model does not know or more than it was made for, stop strings without a
                 `decode`.
-            OutOfPagesError: More than the cache could ever hold.
+            OutOfPagesError: More than the cache could hold.
         """
-        if not self.comm.is_root:
-            raise CommunicatorError(f"submit: requests are given on rank 0, this is rank {self.comm.rank}")
         if request.stop_strings and self._decode is None:
             raise ArgumentError("submit: stop strings need an engine with decode=, from tokens to text")
         strange = [token for token in request.prompt if not 0 <= token < self.vocabulary]
@@ -127,9 +134,7 @@ class Engine:
                 f"submit: {len(request.prompt)} tokens and {request.max_tokens} more are {length}; the model was made "
                 f"for {self.context}; ask for fewer"
             )
-        number = self._scheduler.submit(request)
-        self._began[number] = time.perf_counter()
-        return number
+        self._scheduler.check(request)
 
     def generate(self, requests: Sequence[GenerationRequest] = ()) -> list[list[Completion]]:
         """Completes requests, those that rank 0 gives: on rank 0 the samples of each of them, elsewhere nothing."""

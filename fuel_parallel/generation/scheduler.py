@@ -156,19 +156,20 @@ class Scheduler:
         """Tokens of prompts that are to be computed, as far as they are not known to be cached."""
         return sum(one.missing for one in (*self.waiting, *self.running))
 
-    def submit(self, request: GenerationRequest) -> int:
-        """Takes a request in; gives its number.
-
-        Raises `OutOfPagesError` if even alone it does not fit into the cache.
-        """
+    def check(self, request: GenerationRequest) -> None:
+        """Raises `OutOfPagesError` for a request that even alone does not fit into the cache."""
         config = self.cache.replica.config
+        token_array(request.prompt)  # its error for tokens that are none
         needed = -(-(len(request.prompt) + request.max_tokens - 1) // config.page_tokens)
         if needed > config.num_pages:
             raise OutOfPagesError(
                 f"a prompt of {len(request.prompt)} tokens with {request.max_tokens} more takes {needed} pages, but "
                 f"the cache has {config.num_pages} of {config.page_tokens} tokens; ask for fewer tokens or give it more"
             )
-        token_array(request.prompt)  # its error for tokens that are none
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Takes a request in; gives its number. Raises as `check` does."""
+        self.check(request)
         number = self._requests
         self._requests += 1
         self.waiting.append(Continuation(request, number, 0, list(request.prompt)))
