@@ -1,4 +1,4 @@
-"""A small Llama of random weights, and the plain loop that generated text is compared with: no cache, no pages, no ranks."""
+"""A small Llama of random weights, and the plain loop to compare generated text with: no cache, no pages, no ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import fuel_parallel.lazy as ft
 from fuel_parallel.distributed_cache import KVPool
 from fuel_parallel.generation import Draw, Engine, GenerationRequest, choose
 
-CONFIG = llama.Config(53, 32, 48, 4, 4, 512, num_key_value_heads=2)
+CONFIG = llama.Config(53, 16, 24, 4, 4, 512, num_key_value_heads=2)
 
 
 def stage(pp: fp.Communicator | None = None, tp: fp.Communicator | None = None) -> Stage:
