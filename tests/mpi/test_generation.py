@@ -1,15 +1,23 @@
-"""Tokens that ranks with parts of the vocabulary choose are those of one rank that has all of it."""
+"""What ranks write together, each with a part of the model, is what the plain loop writes on one."""
 
 from __future__ import annotations
 
+import functools
+import os
+
 import numpy as np
+import paged_llama
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fuel_parallel as fp
-from fuel_parallel.errors import ArgumentError
-from fuel_parallel.generation import Draw, SamplingParameters, sample
+from fuel_parallel.distributed_cache import RoutingPolicy
+from fuel_parallel.errors import ArgumentError, CommunicatorError
+from fuel_parallel.generation import Completion, Draw, GenerationRequest, Replicas, SamplingParameters, sample
+
+COUNT = 200 if os.environ.get("FUEL_STRESS") else 20
+DRAWN = SamplingParameters(0.9, top_k=20, top_p=0.9, seed=5)
 
 world = fp.init()
 N, RANK = world.world_size, world.rank
@@ -46,3 +54,89 @@ def test_a_rank_whose_logits_are_no_numbers_is_an_error_on_all() -> None:
     greedy = [Draw(SamplingParameters(), 0, 0)]
     with pytest.raises(ArgumentError, match="row 1 of the logits"):
         sample(logits, [greedy, greedy], 8, world)
+
+
+Texts = list[list[tuple[int, ...]]]
+
+
+@functools.cache
+def requests() -> tuple[GenerationRequest, ...]:
+    """Some that take the likeliest token, and some that draw."""
+    half = COUNT // 2
+    return (*paged_llama.some_requests(half), *paged_llama.some_requests(COUNT - half, sampling=DRAWN))
+
+
+@functools.cache
+def plain() -> Texts:
+    """Their texts by the plain loop, which needs no other rank."""
+    return paged_llama.plain_texts(requests())
+
+
+def tokens_of(found: list[list[Completion]]) -> Texts:
+    return [[one.tokens for one in samples] for samples in found]
+
+
+@pytest.mark.parametrize("axes", [{"tp": N}, {"pp": N}, {"pp": 2, "tp": 2}], ids=str)
+def test_texts_are_those_of_the_plain_loop(axes: dict[str, int]) -> None:
+    """With pages shared by prompts and samples, and too few of them."""
+    if np.prod(list(axes.values())) != N:
+        pytest.skip(f"{axes} needs another number of ranks")
+    mesh = fp.Mesh(world, **{"pp": 1, "tp": 1, **axes})
+    engine = paged_llama.engine(14, comm=mesh["pp", "tp"], pp=mesh["pp"], tp=mesh["tp"], max_rows=8, token_budget=24)
+    found = tokens_of(engine.generate(requests() if RANK == 0 else ()))
+    assert found == (plain() if RANK == 0 else [])
+    did = engine.statistics.scheduler
+    if RANK == 0:
+        assert min(did.preemptions, did.forks, did.reused_tokens) > 0
+    digests = world.all_gather_object(engine.cache.replica.digest.hex(), type=str)
+    assert len(set(digests)) == 1
+
+
+def test_a_rank_that_has_lost_its_pages_costs_time_and_no_token() -> None:
+    some = requests()[-6:]
+    engine = paged_llama.engine(comm=world, tp=world, max_rows=8, token_budget=24)
+    numbers = [engine.submit(one) for one in some] if RANK == 0 else []
+    found: dict[tuple[int, int], tuple[int, ...]] = {}
+    for step in range(1000):
+        if step in (4, 9) and RANK == N - 1:
+            engine.pool.reset()
+            engine.cache.rejoin()
+            if N == 1:
+                engine.restart()
+        for update in engine.step():
+            if update.completion is not None:
+                found[update.request, update.sample] = update.completion.tokens
+        if engine.idle:
+            break
+    if RANK == 0:
+        texts = [
+            [found[number, index] for index in range(one.samples)] for number, one in zip(numbers, some, strict=True)
+        ]
+        assert texts == plain()[-6:]
+
+
+@pytest.mark.skipif(N % 2 == 1, reason="needs an even number of ranks")
+def test_replicas_share_the_requests() -> None:
+    mesh = fp.Mesh(world, dp=2, tp=-1)
+    engine = paged_llama.engine(comm=mesh["tp"], tp=mesh["tp"], max_rows=8, token_budget=24)
+    replicas = Replicas(engine, mesh["dp"], policy=RoutingPolicy.LONGEST_PREFIX, round_steps=3)
+    found: dict[tuple[int, int], tuple[int, ...]] = {}
+    for first in range(0, COUNT, COUNT // 4):  # in four waves, so that the later find prefixes
+        if RANK == 0:
+            for one in requests()[first : first + COUNT // 4]:
+                replicas.submit(one)
+        replicas.idle = False
+        while not replicas.idle:
+            for update in replicas.step():
+                if update.completion is not None:
+                    found[update.request, update.sample] = update.completion.tokens
+    statistics = replicas.statistics()
+    assert min(one.generated_tokens for one in statistics) > 0
+    if RANK == 0:
+        assert found == {
+            (number, index): text for number, texts in enumerate(plain()) for index, text in enumerate(texts)
+        }
+    else:
+        assert found == {}
+        with pytest.raises(CommunicatorError, match="requests are given on rank 0 of replica 0"):
+            replicas.submit(requests()[0])
