@@ -11,6 +11,7 @@ from models.config import read_config
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel.checkpoint import NameTable, StoredAs
+from fuel_parallel.distributed_cache import KVPool, LayerCache, PagedBatch
 
 FIXED = {
     "activation_function": "gelu_new",
@@ -77,9 +78,9 @@ class Layer(fp.Module):
         self.ln_2 = fp.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon, dtype=dtype)
         self.mlp = MLP(config, generator, dtype)
 
-    def __call__(self, x: ft.Tensor) -> ft.Tensor:
-        """[batch, length, dim] to the same."""
-        x = x + self.attn(self.ln_1(x))
+    def __call__(self, x: ft.Tensor, cache: LayerCache | None = None) -> ft.Tensor:
+        """[..., length, dim] to the same; `cache` as in `fp.Attention`."""
+        x = x + self.attn(self.ln_1(x), cache=cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -99,15 +100,20 @@ class GPT2(fp.Module):
         self.h = [Layer(config, generator, dtype) for _ in range(config.n_layer)]
         self.ln_f = fp.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon, dtype=dtype)
 
-    def __call__(self, tokens: ft.Tensor) -> ft.Tensor:
-        """Tokens [batch, length] to logits [batch, length, vocabulary]."""
-        return self.head(self.features(tokens))
+    def __call__(self, tokens: ft.Tensor, *, cache: KVPool | None = None, batch: PagedBatch | None = None) -> ft.Tensor:
+        """Tokens [batch, length] to logits [batch, length, vocabulary].
 
-    def features(self, tokens: ft.Tensor) -> ft.Tensor:
-        """Tokens [batch, length] to what the head takes, [batch, length, dim]."""
-        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
-        for layer in self.h:
-            x = layer(x)
+        With a cache: tokens [size] of a batch to logits [rows, vocabulary] of what follows each sequence.
+        """
+        x = self.features(tokens, cache=cache, batch=batch)
+        return self.head(x if batch is None else x[batch.last])
+
+    def features(self, tokens: ft.Tensor, *, cache: KVPool | None = None, batch: PagedBatch | None = None) -> ft.Tensor:
+        """Tokens [batch, length] to what the head takes, [batch, length, dim]; with a cache [size] to [size, dim]."""
+        positions = self.wpe.weight[: tokens.shape[1]] if batch is None else self.wpe(batch.positions)
+        x = self.wte(tokens) + positions
+        for number, layer in enumerate(self.h):
+            x = layer(x, None if cache is None or batch is None else cache.layer(number, batch))
         return self.ln_f(x)
 
     def head(self, x: ft.Tensor) -> ft.Tensor:

@@ -11,7 +11,7 @@ from models.config import read_config
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel.checkpoint import NameTable, StoredAs
-from fuel_parallel.distributed_cache import KVPool, PagedBatch
+from fuel_parallel.distributed_cache import KVPool, LayerCache, PagedBatch
 
 FIXED = {"hidden_act": "silu", "pretraining_tp": 1}
 
@@ -101,7 +101,7 @@ class Layer(fp.Module):
         self.post_attention_layernorm = fp.RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
         self.mlp = MLP(config, generator, dtype)
 
-    def __call__(self, x: ft.Tensor, cache: Any = None) -> ft.Tensor:
+    def __call__(self, x: ft.Tensor, cache: LayerCache | None = None) -> ft.Tensor:
         """[..., length, dim] to the same; `cache` as in `fp.Attention`."""
         x = x + self.self_attn(self.input_layernorm(x), cache=cache)
         return x + self.mlp(self.post_attention_layernorm(x))

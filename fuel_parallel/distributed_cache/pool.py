@@ -121,10 +121,19 @@ class KVPool:
         `lazy.paged_attention`.
         """
         self.write(layer, batch.slots, keys, values)
-        names = ("key_scales", "value_scales")
-        scales = dict(zip(names, self._scales[layer], strict=False))
-        where = (batch.page_table, batch.lengths, batch.starts)
-        return paged_attention(query, *self._pages[layer], *where, groups=groups, **scales)
+        written_keys, written_values = self._pages[layer]
+        key_scales, value_scales = self._scales[layer] or (None, None)
+        return paged_attention(
+            query,
+            written_keys,
+            written_values,
+            batch.page_table,
+            batch.lengths,
+            batch.starts,
+            groups=groups,
+            key_scales=key_scales,
+            value_scales=value_scales,
+        )
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies pages in all layers, in this order, before anything is written from now on."""

@@ -38,9 +38,11 @@ def test_a_page_takes_what_its_arrays_take(
 
 def test_a_layout_that_cannot_be_is_an_error() -> None:
     assert PageLayout(2, 2, 8, 4, "bfloat16").page_bytes == PageLayout(2, 2, 8, 4, "float16").page_bytes
-    with pytest.raises(ArgumentError, match="kv_heads must be 1 or more, not 0"):
-        PageLayout(1, 0, 1)
-    with pytest.raises(ArgumentError, match="dtype is one of float32, float16, bfloat16, int8, not 'int4'"):
+    with pytest.raises(ArgumentError, match="kv_heads must be 0 or more, not -1"):
+        PageLayout(1, -1, 1)
+    with pytest.raises(ArgumentError, match="page_tokens must be 1 or more, not 0"):
+        PageLayout(1, 1, 1, 0)
+    with pytest.raises(ArgumentError, match="dtype is one of float64, float32, float16, bfloat16, int8, not 'int4'"):
         PageLayout(1, 1, 1, dtype="int4")
     with pytest.raises(ArgumentError, match="from 1 to 2147483647 pages, got 0"):
         PagePool(0)

@@ -325,9 +325,8 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     parts = Key(x, key)
     view = _slice(x, parts.window)
     if not parts.indices:
-        return view if view.shape == parts.final else manipulation.reshape(view, parts.final)
-    view = view if view.shape == parts.expanded else manipulation.reshape(view, parts.expanded)
-    return _index(view, tuple(parts.indices), parts.axes)
+        return _reshaped(view, parts.final)
+    return _index(_reshaped(view, parts.expanded), tuple(parts.indices), parts.axes)
 
 
 def setitem(x: Tensor, key: Any, value: Any) -> Tensor:
@@ -351,11 +350,15 @@ def setitem(x: Tensor, key: Any, value: Any) -> Tensor:
         window_shape = tuple(count for _, _, count in parts.window)
         filled = manipulation.reshape(manipulation.broadcast_to(value, parts.final), window_shape)
         return _slice_update(x, filled, parts.window)
-    view = manipulation.reshape(_slice(x, parts.window), parts.expanded)
+    view = _reshaped(_slice(x, parts.window), parts.expanded)
     target = _indexed_shape(view.shape, parts.axes, tuple(i.node.spec for i in parts.indices))
     updated = _index_update(view, manipulation.broadcast_to(value, target), tuple(parts.indices), parts.axes)
     window_shape = tuple(count for _, _, count in parts.window)
-    return _slice_update(x, manipulation.reshape(updated, window_shape), parts.window)
+    return _slice_update(x, _reshaped(updated, window_shape), parts.window)
+
+
+def _reshaped(x: Tensor, shape: Shape) -> Tensor:
+    return x if x.shape == shape else manipulation.reshape(x, shape)
 
 
 def take(x: Tensor, indices: Any, /, *, axis: int | None = None) -> Tensor:

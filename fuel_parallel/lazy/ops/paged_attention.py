@@ -214,8 +214,8 @@ def _attention_into(xp: Any, out: Any, inputs: Any, scale: float, groups: tuple[
             spread = xp.zeros((count, width, query.shape[2]), dtype=wide)
             spread[:, places] = heads
             heads = spread
-        contents = (_Blocks(xp, *one, pages, wide) for one in ((keys, key_scales), (values, value_scales)))
-        result = _attend(xp, heads, *contents, length)
+        seen, content = _Blocks(xp, keys, key_scales, pages, wide), _Blocks(xp, values, value_scales, pages, wide)
+        result = _attend(xp, heads, seen, content, length)
         out[rows] = result if places is None else result[:, places]
     out[starts[-1] :] = 0
 
