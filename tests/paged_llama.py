@@ -77,7 +77,7 @@ def some_requests(count: int, seed: int = 0, **options: object) -> list[Generati
     for _ in range(count):
         own = draw.integers(0, CONFIG.vocab_size, draw.integers(1, 8)).tolist()
         prompt = (*prefixes[draw.integers(len(prefixes))], *own)
-        most, samples = (int(draw.integers(1, most)) for most in (12, 4))
+        most, samples = (int(draw.integers(1, most)) for most in (10, 4))
         found.append(
             GenerationRequest(
                 prompt=prompt,

@@ -90,6 +90,7 @@ class Engine:
                 f"Engine: all ranks need pools of as many pages; they have {pages}; give num_pages={min(pages)}"
             )
         self.cache = CacheGroup(self.comm, CacheConfig(pool.num_pages, pool.page_size, secret))
+        self._era = self.cache.era
         self.reuse_prefixes = reuse_prefixes
         self._tp, self._logits_from, self._decode = self.comm if tp is None else tp, logits_from, decode
         self._scheduler = Scheduler(
@@ -165,11 +166,14 @@ class Engine:
     def _agree(self) -> StepPlan:
         """The plan of rank 0, after the pages of this rank are where it expects them."""
         plan = StepPlan()
-        if self.comm.is_root and self.cache.together:
-            plan = self._scheduler.schedule()
+        if self.comm.is_root:
+            if self.cache.era != self._era:  # a rank has lost its pages
+                self._scheduler.restart()
+                self._era = self.cache.era
+            if self.cache.together:
+                plan = self._scheduler.schedule()
         era, outcomes = self.cache.step()
         if self.comm.is_root and era != self.cache.era:
-            self._scheduler.restart()
             plan = StepPlan()
         self.pool.follow(outcomes)
         agreed: StepPlan = self.comm.broadcast_object(plan, type=StepPlan)
