@@ -2,7 +2,7 @@
 
     fuelrun -n 2 examples/generate.py --model FOLDER --prompt "Once upon a time"
     fuelrun -n 4 examples/generate.py --model FOLDER --mesh dp=2,tp=2 --prompts questions.txt --stats
-    fuelrun -n 2 examples/generate.py --model FOLDER --mesh pp=2 < questions.txt
+    fuelrun -n 2 examples/generate.py --model FOLDER --mesh pp=2                   # asks for prompts
     fuelrun -n 2 examples/generate.py --prompt "anything" --temperature 1          # without weights: see below
 
 FOLDER holds config.json, safetensors and tokenizer.json of a Llama, as they are on the Hugging Face hub; the tokenizer
@@ -10,7 +10,8 @@ needs the package tokenizers, which is in the extra `examples`. Without --model 
 whose tokens are bytes: it writes nonsense, but everything else is as with a real one.
 
 Prompts are lines of a file or of standard input, which may come while earlier ones are answered, up to a blank line or
-the end. One prompt is answered as tokens come. Several are answered by lines of their number and text, each when it is
+the end (Open MPI 5 passes no end on to ranks: there, use --prompts or a blank line). One prompt is answered as tokens
+come. Several are answered by lines of their number and text, each when it is
 complete, or with --stream as tokens come.
 """
 
@@ -88,7 +89,8 @@ DTYPES = ["float32", "float64", "bfloat16", "float16"]
 
 @click.command(
     help="Generate text with a Llama on all ranks.\n\nWithout --prompt and --prompts, prompts are the lines of "
-    "standard input, up to a blank one or the end. Without --model, the model is a small one of random weights.",
+    "standard input, up to a blank one (or the end, which Open MPI does not pass on to ranks). Without --model, the "
+    "model is a small one of random weights.",
     context_settings={"show_default": True},
 )
 @click.option("--model", "folder", type=click.Path(path_type=Path), help="Folder of Hugging Face's layout.")
@@ -236,6 +238,8 @@ class Typed:
         self.ended = False
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
+        if sys.stdin.isatty():
+            print("prompts, one a line; a blank line ends:", file=sys.stderr, flush=True)
 
     def _read(self) -> None:
         for line in sys.stdin:

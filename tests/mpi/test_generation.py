@@ -98,7 +98,7 @@ def test_a_rank_that_has_lost_its_pages_costs_time_and_no_token() -> None:
     numbers = [engine.submit(one) for one in some] if RANK == 0 else []
     found: dict[tuple[int, int], tuple[int, ...]] = {}
     for step in range(1000):
-        if RANK == {4: N - 1, 8: 0}.get(step):
+        if {4: N - 1, 8: 0}.get(step) == RANK:
             engine.pool.reset()
             engine.cache.rejoin()
         for update in engine.step():
