@@ -155,13 +155,13 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return Array(self.block, values, self.module)
 
     def __getitem__(self, index):
-        index = plain(index if isinstance(index, tuple) else (index, ...))
+        index = places(index if isinstance(index, tuple) else (index, ...))
         found = self.values[index]
         shares = not found.size or np.may_share_memory(found, self.values)
         return self._like(found) if shares else self.module.new(plain(self)[index])
 
     def __setitem__(self, index, value):
-        index, value = plain(index), plain(value)
+        index, value = places(index), plain(value)
         value = value.copy() if isinstance(value, np.ndarray) else value
         target = self.values
 
@@ -199,6 +199,13 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
 
     def get(self):
         return plain(self).copy()
+
+
+def places(index):
+    """An index whose arrays are copies: an array of the stand-in may be let go of before the index is used."""
+    if isinstance(index, tuple):
+        return tuple(map(places, index))
+    return index.get() if isinstance(index, Array) else index
 
 
 def plain(value):

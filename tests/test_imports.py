@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed_cache": GROUND,
     "distributed_cache.group": RANKS | {"distributed_cache"},
     "distributed_cache.batch": TENSORS | {"distributed_cache"},
-    "distributed_cache.pool": TENSORS | {"distributed_cache", "module", "runtime"},
+    "distributed_cache.pool": RANKS | {"distributed_cache", "module", "runtime"},
     "checkpoint": RANKS | {"module", "runtime"},
 }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from models.caching import layer_caches
 from models.config import read_config
 
 import fuel_parallel as fp
@@ -110,10 +111,11 @@ class GPT2(fp.Module):
 
     def features(self, tokens: ft.Tensor, *, cache: KVPool | None = None, batch: PagedBatch | None = None) -> ft.Tensor:
         """Tokens [batch, length] to what the head takes, [batch, length, dim]; with a cache [size] to [size, dim]."""
+        caches = layer_caches(cache, batch, len(self.h))
         positions = self.wpe.weight[: tokens.shape[1]] if batch is None else self.wpe(batch.positions)
         x = self.wte(tokens) + positions
-        for number, layer in enumerate(self.h):
-            x = layer(x, None if cache is None or batch is None else cache.layer(number, batch))
+        for layer, own in zip(self.h, caches, strict=True):
+            x = layer(x, own)
         return self.ln_f(x)
 
     def head(self, x: ft.Tensor) -> ft.Tensor:

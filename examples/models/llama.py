@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from models.caching import layer_caches
 from models.config import read_config
 
 import fuel_parallel as fp
@@ -137,9 +138,10 @@ class Llama(fp.Module):
 
     def features(self, tokens: ft.Tensor, *, cache: KVPool | None = None, batch: PagedBatch | None = None) -> ft.Tensor:
         """Tokens [batch, length] to what the head takes, [batch, length, dim]; with a cache [size] to [size, dim]."""
+        caches = layer_caches(cache, batch, len(self.layers))
         x = self.embed_tokens(tokens)
-        for number, layer in enumerate(self.layers):
-            x = layer(x, None if cache is None or batch is None else cache.layer(number, batch))
+        for layer, own in zip(self.layers, caches, strict=True):
+            x = layer(x, own)
         return self.norm(x)
 
     def head(self, x: ft.Tensor) -> ft.Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Variable
 from fuel_parallel.runtime.realize import realize
 
+if TYPE_CHECKING:
+    from fuel_parallel.comm.communicator import Communicator
+
 
 class KVPool:
     """Keys and values of tokens, in `num_pages` pages of `page_size` tokens.
@@ -41,9 +44,10 @@ class KVPool:
         head_dim: Elements of a head.
         page_size: Tokens of a page.
         num_pages: How many pages; or
-        budget_bytes: how many bytes they may take, scales included. All ranks of a group need the same number of pages.
+        budget_bytes: how many bytes they may take, scales included.
         dtype: float32, float16, bfloat16, float64, or int8 with a float32 scale for each token and head.
         device: Where the arrays are.
+        comm: Ranks that share the bookkeeping: with a budget, all take as many pages as fit on the one where fewest do.
 
     Raises:
         ArgumentError: Not exactly one of `num_pages` and `budget_bytes`; a budget for less than one page; a size or
@@ -65,13 +69,16 @@ class KVPool:
         budget_bytes: int | None = None,
         dtype: str = "float32",
         device: str = "cpu",
+        comm: Communicator | None = None,
     ) -> None:
         self.layout = PageLayout(num_layers, num_kv_heads, head_dim, page_size, dtype)
         if (num_pages is None) == (budget_bytes is None):
             raise ArgumentError("KVPool: give either num_pages or budget_bytes")
-        self.num_pages = self.layout.pages_in(budget_bytes) if budget_bytes is not None else int(num_pages or 0)
-        if self.num_pages < 1:
+        if num_pages is None:
+            num_pages = _affordable(self.layout, budget_bytes or 0, comm)
+        if num_pages < 1:
             raise ArgumentError(f"KVPool: num_pages must be 1 or more, not {num_pages}")
+        self.num_pages = num_pages
         self.page_size, self.device, self.dtype = page_size, device, dtypes.dtype(dtype)
         shape = (self.num_pages, page_size, num_kv_heads, head_dim)
         self._pages = [[self._zeros(shape, self.dtype) for _ in _KINDS] for _ in range(num_layers)]
@@ -98,6 +105,7 @@ class KVPool:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Puts keys and values [tokens, kv heads, head dim] at slots [tokens]; negative slots are passed over."""
+        self._check_layer(layer)
         for number, new in enumerate((keys, values)):
             if self._scales[layer]:
                 new, scale = _quantized(new)
@@ -205,11 +213,18 @@ class KVPool:
 
     def layer(self, layer: int, batch: PagedBatch) -> LayerCache:
         """What the attention of one layer takes as its `cache`."""
+        self._check_layer(layer)
         return LayerCache(self, layer, batch)
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> Variable:
         values = backend_of(self.device).array_module.zeros(shape, dtype=dtype)
         return Variable(Tensor(data_node(values, Spec(shape, dtype, self.device))))
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.layout.layers:
+            raise ArgumentError(
+                f"KVPool: there is no layer {layer}; those of this rank are 0 to {self.layout.layers - 1}"
+            )
 
     def _check_pages(self, name: str, *pages: int) -> None:
         wrong = [page for page in pages if not 0 <= page < self.num_pages]
@@ -245,6 +260,22 @@ class LayerCache:
         query, key, value = (manipulation.permute_dims(x, (1, 0, 2)) for x in (query, key, value))
         result = self.pool.attend(self.layer, query, key, value, self.batch, groups=groups)
         return manipulation.permute_dims(result, (1, 0, 2))
+
+
+def _affordable(layout: PageLayout, budget_bytes: int, comm: Communicator | None) -> int:
+    """How many pages fit into the budget, on all ranks if there are several."""
+    if comm is None:
+        return layout.pages_in(budget_bytes)
+    # A rank without layers or heads takes what the others do.
+    mine = budget_bytes // layout.page_bytes if layout.page_bytes else None
+    fitting = comm.all_gather_object(mine, type=int | None)
+    fewest: int = min((pages for pages in fitting if pages is not None), default=0)
+    if fewest < 1:
+        raise ArgumentError(
+            f"KVPool: the budgets hold {fitting} pages, by rank, and every rank with layers and heads needs one; here "
+            f"a page takes {layout.page_bytes} bytes, the budget is {budget_bytes}"
+        )
+    return fewest
 
 
 def _quantized(x: Tensor) -> tuple[Tensor, Tensor]:

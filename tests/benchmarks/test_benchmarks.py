@@ -87,8 +87,12 @@ def test_embeddings_are_timed_on_each_mesh() -> None:
     assert alone["means"]["ours"] == pytest.approx(cut["means"]["ours"], abs=1e-7)
 
 
-def test_the_kv_cache_reports_look_ups_and_routing() -> None:
-    found = report("kv_cache.py", "--pages", "3000", "--rounds", "2", "--chats", "10", "--replicas", "2")
+def test_the_kv_cache_reports_look_ups_attention_and_routing() -> None:
+    small = ("--pages", "3000", "--rounds", "2", "--tokens", "20", "--chats", "10", "--replicas", "2")
+    found = report("kv_cache.py", *small)
+    assert found["attention"].keys() == {"float32", "bfloat16", "float16", "int8"}
+    assert all(one["step_ms"] > 0 for one in found["attention"].values())
+    assert found["memory"] > 0
     assert all(time > 0 for time in found["look_ups"]["3000"].values())
     assert len(found["routing"]) == 6
     assert all(0 < one["hit_rate"] < 1 and one["imbalance"] >= 0 for one in found["routing"])

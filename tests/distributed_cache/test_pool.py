@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def encoded(tokens: list[int]) -> bytes:
     return np.array(tokens, "<i4").tobytes()
 
 
-@settings(max_examples=40)
+@settings(max_examples=1000 if os.environ.get("FUEL_STRESS") else 40)
 @given(st.data())
 def test_prompts_in_chunks_forks_and_reused_prefixes_attend_to_their_own_texts(data: Any) -> None:
     """Sequences begin, fork, go on and end in any order, over a pool so small that pages change hands."""
@@ -301,6 +302,8 @@ def test_attention_says_what_it_cannot_do_with_a_cache() -> None:
     pool = KVPool.for_model(layer, num_pages=8, page_size=2)
     cache = pool.layer(0, PagedBatch.of(table, [Chunk(1, 0, 3)]))
     assert layer(ft.ones((3, 8)), cache=cache).shape == (3, 8)
+    with pytest.raises(ArgumentError, match="there is no layer -1; those of this rank are 0 to 0"):
+        pool.layer(-1, cache.batch)
     with pytest.raises(ShapeError, match=r"the cache's batch has 3 tokens, but x has shape \(2, 8\)"):
         layer(ft.ones((2, 8)), cache=cache)
     with pytest.raises(

@@ -194,7 +194,7 @@ def _attention_into(xp: Any, out: Any, inputs: Any, scale: float, groups: tuple[
     query, keys, values, page_table, lengths, starts, *scales = inputs
     wide = np.dtype(np.float64 if query.dtype == np.float64 else np.float32)
     key_scales, value_scales = scales or (None, None)
-    places = None if groups is None else _places(groups)
+    places = None if groups is None else xp.asarray(_places(groups))
     width = keys.shape[2] * (query.shape[1] // keys.shape[2] if groups is None else max(groups))
     starts, page = starts.tolist(), keys.shape[1]
     for s, length in enumerate(lengths.tolist()):
