@@ -139,11 +139,9 @@ def prepare(
     prompts = list(given) or (None if file is None else read(file))
     config, tokens = (SMALL, Tokens.of_bytes()) if folder is None else (read_config(folder), Tokens.read(folder))
     model = load(config, folder, pp, tp, dtype)
-    options: dict[str, Any] = {"page_size": page_size, "dtype": kv_dtype or dtype}
-    pool = KVPool.for_model(model, budget_bytes=cache_bytes, **options)
-    least = min(group.all_gather_object(pool.num_pages, type=int))
-    if least < pool.num_pages:  # a rank with more layers or heads has fewer pages
-        pool = KVPool.for_model(model, num_pages=least, **options)
+    pool = KVPool.for_model(
+        model, budget_bytes=cache_bytes, page_size=page_size, dtype=kv_dtype or dtype, comm=group
+    )
     engine = Engine(
         model,
         pool,

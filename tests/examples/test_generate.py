@@ -74,7 +74,7 @@ def test_prompts_from_a_file_and_as_they_are_typed(start: Start, tmp_path: Path)
         (["--mesh", "ep=1"], "--mesh: the axes here are dp, pp and tp, not 'ep'"),
         (["--prompt", ""], "the prompt has no tokens"),
         (["--prompt", "x", "--max-tokens", 4096], "1 tokens and 4096 more are 4097; the model was made for 4096"),
-        (["--prompt", "x", "--cache-bytes", 999], "a page takes 16384 bytes, the budget is 999; give the cache more"),
+        (["--prompt", "x", "--cache-bytes", 999], "a page takes 16384 bytes, the budget is 999"),
         (["--prompt", "x" * 99, "--cache-bytes", 99999], "takes 11 pages, but the cache has 6 of 16 tokens"),
         (["--token-budget", 8], "token_budget must be max_rows or more"),
     ],
