@@ -139,9 +139,7 @@ def prepare(
     prompts = list(given) or (None if file is None else read(file))
     config, tokens = (SMALL, Tokens.of_bytes()) if folder is None else (read_config(folder), Tokens.read(folder))
     model = load(config, folder, pp, tp, dtype)
-    pool = KVPool.for_model(
-        model, budget_bytes=cache_bytes, page_size=page_size, dtype=kv_dtype or dtype, comm=group
-    )
+    pool = KVPool.for_model(model, budget_bytes=cache_bytes, page_size=page_size, dtype=kv_dtype or dtype, comm=group)
     engine = Engine(
         model,
         pool,
