@@ -5,7 +5,8 @@
 #   make test-mpich    the MPI tests under MPICH, in an environment of its own
 #   make stress        what takes too long for every change: thousands of random programs and hundreds of kills under
 #                      both MPIs, placements against many random searches, thousands of pipeline schedules and a thousand
-#                      pipelines, a KV cache through 400,000 steps with faults, all tests of the runtime with each pass off
+#                      pipelines, a KV cache through 400,000 steps with faults, generation of hundreds of texts, all tests
+#                      of the runtime with each pass off
 #   make lint types    ruff; mypy on the installed package
 #   make docs          the documentation, into docs/_build/html
 #   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)
@@ -100,9 +101,14 @@ stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
 	    part "two machines, $$venv" env FUEL_STRESS_HOSTS=10 $$venv/bin/python -m pytest tests/hosts $(PYTEST_OPTIONS); \
 	done; \
 	part "KV cache, many steps with faults" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/distributed_cache/test_agreement.py $(PYTEST_OPTIONS); \
+	part "generation, many prompts" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/generation $(PYTEST_OPTIONS); \
+	export FUEL_STRESS=1 PYTEST_ADDOPTS="-k test_generation"; \
+	for n in 2 4; do part "generation, many prompts on $$n ranks" on_ranks $(VENV) $$n $(OPENMPI_OPTIONS); done; \
+	export PYTEST_ADDOPTS="-k random_schedules"; \
+	part "a thousand random pipelines on 3 ranks" on_ranks $(VENV) 3 $(OPENMPI_OPTIONS); \
+	unset FUEL_STRESS PYTEST_ADDOPTS; \
 	part "placement, many searches" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/topology/test_placement.py $(PYTEST_OPTIONS); \
 	part "thousands of pipeline schedules" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/pipeline_parallel $(PYTEST_OPTIONS); \
-	FUEL_STRESS=1 part "a thousand random pipelines, 3 ranks" on_ranks $(VENV) 3 $(OPENMPI_OPTIONS); \
 	for passes in none $(addprefix -,$(PASSES)); do \
 	    export FUEL_PASSES=$$passes; \
 	    part "unit tests, FUEL_PASSES=$$passes" $(VENV)/bin/python -m pytest $(PASSES_TESTS) $(PYTEST_OPTIONS); \

@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tensor_parallel": RANKS | {"module", "layers", "attention"},
     "context_parallel": RANKS | {"module", "attention"},
     "expert_parallel": RANKS | {"module", "experts", "data_parallel"},
+    "generation": RANKS | {"runtime", "distributed_cache"},
     "pipeline_parallel": GROUND,
     "pipeline_parallel.draw": GROUND | {"topology", "pipeline_parallel"},
     "pipeline_parallel.on_topology": GROUND | {"topology", "pipeline_parallel"},

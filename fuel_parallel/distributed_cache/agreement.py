@@ -199,6 +199,7 @@ class Leader(Follower):
         """Begins a new era: all ranks drop all pages, and all sequences are gone."""
         self._begin((self.era[0] + 1, self.incarnation))
         self._acknowledged = [0] * self.world_size
+        self._heard = {0}
         self._begun: dict[int, int] = {}  # how many commands there were once a sequence had begun
         self._first = 0  # number of the first command of the log
         self._log: deque[Command] = deque()
@@ -221,6 +222,11 @@ class Leader(Follower):
         self._drop(min(self._acknowledged) - self._first)
         self._confirm()
 
+    @property
+    def together(self) -> bool:
+        """Whether each rank has reported in this era, and so will apply the next orders."""
+        return len(self._heard) == self.world_size
+
     def orders(self) -> Orders:
         """What the ranks are to apply, from where the one that is furthest behind is."""
         return Orders(self.era, tuple(self._incarnations), self._first, tuple(self._log))
@@ -233,6 +239,7 @@ class Leader(Follower):
             self.flush()
             return
         self._acknowledged[report.rank] = report.applied
+        self._heard.add(report.rank)
         for event in report.events:
             # A number may be given again, and the report be about the sequence that had it before.
             if isinstance(event, ShardUpdated) and report.applied >= self._begun.get(event.sequence, 2**63):

@@ -71,6 +71,16 @@ class CacheGroup:
         """The bookkeeping of this rank: page tables, prefixes, statistics."""
         return self._member.replica
 
+    @property
+    def era(self) -> Era:
+        """Which era this rank is in."""
+        return self._member.era
+
+    @property
+    def together(self) -> bool:
+        """Whether all ranks will do what is ordered before the next `step`; on rank 0. In a new era it takes a few."""
+        return self._leader("together").together
+
     def admit(self, sequence: int, tokens: Sequence[int], tenant: str = "") -> Outcome:
         """Begins a sequence; on rank 0. Raises `OutOfPagesError` where it must wait."""
         return self._submit(Admit(sequence, token_array(tokens).astype("<i4").tobytes(), tenant))
