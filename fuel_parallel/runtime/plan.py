@@ -16,6 +16,7 @@ from typing import Any
 from fuel_parallel.lazy.node import Attrs, Op, Spec
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.buckets import JOIN
+from fuel_parallel.runtime.calls import expand_calls
 from fuel_parallel.runtime.graph import Graph
 from fuel_parallel.runtime.memory import MemoryPlan, Place, plan_memory
 from fuel_parallel.runtime.passes.overlap import endings
@@ -91,7 +92,7 @@ def _named(slots: tuple[int, ...]) -> str:
 
 def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
     """The plan of a graph, after the named passes."""
-    graph = passes.optimize(graph, pass_names)
+    graph = passes.optimize(expand_calls(graph), pass_names)
     last_use = {v: n for n, i in enumerate(graph.instructions) for v in i.inputs}
     kept = set(graph.outputs)
     ends = endings(graph) if "overlap" in pass_names else {}
