@@ -135,10 +135,11 @@ class PlanCache:
 
     def plan_for(self, graph: Graph) -> Plan:
         """The plan of an equal graph, made now if there is none."""
-        key = (graph, passes.enabled())
+        names = passes.enabled()
+        key = (graph, names)
         plan = self._plans.get(key)
         if plan is None:
-            plan = make_plan(graph, passes.enabled())
+            plan = make_plan(graph, names)
             self.made += 1
             self._plans[key] = plan
             while len(self._plans) > self.capacity:
