@@ -63,16 +63,17 @@ def call(function: Function, arguments: Sequence[Tensor], *settings: Any) -> lis
     [5.0, 6.0]
     """
     nodes = tuple([t.node for t in arguments])
-    key = (function, settings, *[node.spec for node in nodes])
+    specs = tuple([node.spec for node in nodes])
+    key = (function, settings, specs)
     body = _bodies.get(key)
     if body is None:
         if len(_bodies) >= _BODIES_LIMIT:
             _bodies.clear()
-        body = _bodies[key] = Body(function, key[2:], settings)
+        body = _bodies[key] = Body(function, specs, settings)
     return [Tensor(apply(CALL, nodes, body, place)) for place in body.places]
 
 
-_bodies: dict[tuple[Any, ...], Body] = {}
+_bodies: dict[tuple[Function, tuple[Any, ...], tuple[Spec, ...]], Body] = {}
 _BODIES_LIMIT = 1 << 12
 
 
