@@ -150,7 +150,10 @@ _HISTORY_LIMIT = 2048
 
 
 class Node:
-    """One op applied to other nodes. See the module's text."""
+    """One op applied to other nodes. See the module's text.
+
+    No two nodes share a tuple of inputs: `realize` counts the references to a node to see whether others need it.
+    """
 
     __slots__ = ("__weakref__", "attrs", "history", "inputs", "line", "op", "serial", "spec", "value")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -69,8 +68,7 @@ def _run(roots: list[Node], targets: set[Node], state: set[Node]) -> None:
     if recorder:
         recorder.begin()
     graph, leaves, computed = trace(roots)
-    # References to nodes, of which those that are results of one call share one tuple.
-    uses = Counter(chain.from_iterable({id(node.inputs): node.inputs for node in computed}.values()))
+    uses = Counter(i for node in computed for i in node.inputs)
     again = _needed_again(computed, targets, uses)
     # The value of a collective that nobody else needs is let go like any other.
     needed = again | targets

@@ -62,7 +62,7 @@ def call(function: Function, arguments: Sequence[Tensor], *settings: Any) -> lis
     >>> [t.item() for t in call(both, [creation.asarray(2.0), creation.asarray(3.0)])]
     [5.0, 6.0]
     """
-    nodes = tuple([t.node for t in arguments])
+    nodes = [t.node for t in arguments]
     specs = tuple([node.spec for node in nodes])
     key = (function, settings, specs)
     body = _bodies.get(key)
@@ -70,7 +70,8 @@ def call(function: Function, arguments: Sequence[Tensor], *settings: Any) -> lis
         if len(_bodies) >= _BODIES_LIMIT:
             _bodies.clear()
         body = _bodies[key] = Body(function, specs, settings)
-    return [Tensor(apply(CALL, nodes, body, place)) for place in body.places]
+    # A tuple of its own for each: whether somebody else needs an argument is seen from the references to it.
+    return [Tensor(apply(CALL, tuple(nodes), body, place)) for place in body.places]
 
 
 _bodies: dict[tuple[Function, tuple[Any, ...], tuple[Spec, ...]], Body] = {}

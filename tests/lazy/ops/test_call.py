@@ -50,6 +50,14 @@ def test_a_call_has_the_bits_of_its_function(
             np.testing.assert_array_equal(called[n].numpy(), written[n].numpy())
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2)])
+def test_results_are_computed_one_after_the_other_of_arguments_that_nobody_else_holds(order: tuple[int, ...]) -> None:
+    wanted = [t.numpy() for t in update(*tensors((64, 64), 3), 2)]
+    called = call(update, tensors((64, 64), 3), 2)
+    for n in order:
+        np.testing.assert_array_equal(called[n].numpy(), wanted[n])
+
+
 @pytest.mark.parametrize("names", [(), tuple(passes.PASSES)])
 def test_the_plan_is_that_of_the_operations(names: tuple[str, ...]) -> None:
     arguments = tensors((32, 16), 0)
