@@ -148,9 +148,14 @@ def _promote(a: DType, b: DType) -> DType:
     return high
 
 
+_OF_SCALARS: dict[type, DType] = {kind: dtype(kind) for kind in (bool, int, float, complex)}
+
+
 def of_scalar(value: complex, like: DType | None = None) -> DType:
     """The dtype of a Python scalar, next to a tensor of dtype `like` if there is one (scalars are weak)."""
-    scalar = next(dtype(kind) for kind in (bool, int, float, complex) if isinstance(value, kind))
+    scalar = _OF_SCALARS.get(type(value))
+    if scalar is None:
+        scalar = next(d for kind, d in _OF_SCALARS.items() if isinstance(value, kind))
     if like is None:
         return scalar
     if _RANK_OF_KIND[_KIND_OF[like]] >= _RANK_OF_KIND[_KIND_OF[scalar]]:

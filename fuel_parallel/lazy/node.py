@@ -12,11 +12,13 @@ path through a released node is an error instead.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -31,10 +33,14 @@ Attrs = tuple[Any, ...]
 class Spec:
     """Shape, dtype and device of a node's value. Interned: equal specs are one object."""
 
-    __slots__ = ("__weakref__", "device", "dtype", "shape")
+    __slots__ = ("__weakref__", "device", "dtype", "nbytes", "shape", "size")
     shape: Shape
     dtype: DType
     device: str
+    size: int
+    """Number of elements."""
+    nbytes: int
+    """Bytes of a dense array of this spec."""
 
     def __new__(cls, shape: Shape, dtype: DType, device: str = "cpu") -> Spec:
         """The one object that says these three."""
@@ -43,24 +49,13 @@ class Spec:
         if found is None:
             found = object.__new__(cls)
             found.shape, found.dtype, found.device = key
+            found.size = math.prod(shape)
+            found.nbytes = found.size * dtype.itemsize
             found = _specs.setdefault(key, found)
         return found
 
     def __reduce__(self) -> tuple[type[Spec], tuple[Shape, DType, str]]:
         return Spec, (self.shape, self.dtype, self.device)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a dense array of this spec."""
-        return self.size * self.dtype.itemsize
 
     def __repr__(self) -> str:
         return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
@@ -175,7 +170,10 @@ _HISTORY_LIMIT = 2048
 
 
 class Node:
-    """One op applied to other nodes. See the module's text."""
+    """One op applied to other nodes. See the module's text.
+
+    No two nodes share a tuple of inputs: `realize` counts the references to a node to see whether others need it.
+    """
 
     __slots__ = ("__weakref__", "attrs", "history", "inputs", "line", "op", "serial", "spec", "value")
 
@@ -299,4 +297,4 @@ def topological(roots: Iterable[Node]) -> list[Node]:
             seen.add(node)
             if node.value is None:
                 stack.extend(node.inputs)
-    return sorted(seen, key=lambda node: node.serial)
+    return sorted(seen, key=attrgetter("serial"))

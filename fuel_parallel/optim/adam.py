@@ -9,9 +9,10 @@ import numpy as np
 
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy.ops import elementwise
+from fuel_parallel.lazy.ops.call import call
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter, Variable
-from fuel_parallel.optim.optimizer import Optimizer, PerParameter, check_betas, zeros_for
+from fuel_parallel.optim.optimizer import Optimizer, PerParameter, check_betas, rebind, zeros_for
 
 
 class Adam(Optimizer):
@@ -69,14 +70,35 @@ class Adam(Optimizer):
             return *moments, eps, rate * correction / bias, 1 - rate * decay if self.decoupled else decay
 
         rows = zip(self.parameters, self.means, self.squares, gradients, self._scalars(make), strict=True)
-        for index, (p, m, v, g, (b1, one_less_b1, b2, one_less_b2, least, step, decay)) in enumerate(rows):
-            if not self.decoupled and self.weight_decay[index]:
-                g = g + p * decay
-            m.assign(m * b1 + g * one_less_b1)
-            v.assign(v * b2 + elementwise.square(g) * one_less_b2)
-            # The bias corrections are scalars here, so that no pass over the parameters is spent on them.
-            kept = p * decay if self.decoupled else p
-            p.assign(kept - m / (elementwise.sqrt(v) + least) * step)
+        for index, (p, m, v, g, scalars) in enumerate(rows):
+            decays = self.decoupled or self.weight_decay[index] != 0
+            rebind([p, m, v], call(_adam, [p, m, v, g, *scalars], self.decoupled, decays))
+
+
+def _adam(
+    p: Tensor,
+    m: Tensor,
+    v: Tensor,
+    g: Tensor,
+    b1: Tensor,
+    one_less_b1: Tensor,
+    b2: Tensor,
+    one_less_b2: Tensor,
+    least: Tensor,
+    step: Tensor,
+    decay: Tensor,
+    decoupled: bool,
+    decays: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The new p, m and v. `least` is eps and `step` the rate, both with the bias corrections: these are scalars, so
+    that no pass over the parameters is spent on them. `decay` is what p keeps, or if not decoupled what g gets of it.
+    """
+    if decays and not decoupled:
+        g = g + p * decay
+    m = m * b1 + g * one_less_b1
+    v = v * b2 + elementwise.square(g) * one_less_b2
+    kept = p * decay if decoupled else p
+    return kept - m / (elementwise.sqrt(v) + least) * step, m, v
 
 
 class AdamW(Adam):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fuel_parallel.lazy.ops import elementwise
+from fuel_parallel.lazy.ops.call import call
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter
-from fuel_parallel.optim.optimizer import Optimizer, PerParameter, check_betas, zeros_for
+from fuel_parallel.optim.optimizer import Optimizer, PerParameter, check_betas, rebind, zeros_for
 
 
 class Lion(Optimizer):
@@ -50,6 +51,19 @@ class Lion(Optimizer):
         first, second = self.betas
         scalars = self._scalars(lambda rate, decay: (first, 1 - first, second, 1 - second, rate, 1 - rate * decay))
         for p, m, g, row in zip(self.parameters, self.means, gradients, scalars, strict=True):
-            b1, one_less_b1, b2, one_less_b2, rate, kept = row
-            p.assign(p * kept - elementwise.sign(m * b1 + g * one_less_b1) * rate)
-            m.assign(m * b2 + g * one_less_b2)
+            rebind([p, m], call(_lion, [p, m, g, *row]))
+
+
+def _lion(
+    p: Tensor,
+    m: Tensor,
+    g: Tensor,
+    b1: Tensor,
+    one_less_b1: Tensor,
+    b2: Tensor,
+    one_less_b2: Tensor,
+    rate: Tensor,
+    kept: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The new p and m; `kept` is what weight decay leaves of p."""
+    return p * kept - elementwise.sign(m * b1 + g * one_less_b1) * rate, m * b2 + g * one_less_b2

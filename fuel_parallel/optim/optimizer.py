@@ -135,6 +135,12 @@ def zeros_for(parameters: Sequence[Parameter]) -> list[Variable]:
     return [Variable(creation.zeros_like(p)) for p in parameters]
 
 
+def rebind(variables: Sequence[Variable], values: Sequence[Tensor]) -> None:
+    """Each variable takes its value."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
 def rekeyed(state: Any, other: Mapping[Parameter, Parameter]) -> Any:
     """The state of an optimizer, with what it keeps of a parameter under the other one: for one inside of another."""
     if not isinstance(state, dict):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fuel_parallel.errors import ArgumentError
+from fuel_parallel.lazy.ops.call import call
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter
-from fuel_parallel.optim.optimizer import Optimizer, PerParameter, zeros_for
+from fuel_parallel.optim.optimizer import Optimizer, PerParameter, rebind, zeros_for
 
 
 class SGD(Optimizer):
@@ -49,12 +50,25 @@ class SGD(Optimizer):
         self.velocities = zeros_for(self.parameters) if momentum else []
 
     def _update(self, gradients: list[Tensor]) -> None:
-        scalars = self._scalars(lambda rate, decay: (rate, decay))
-        for index, (p, g, (rate, decay)) in enumerate(zip(self.parameters, gradients, scalars, strict=True)):
-            if self.weight_decay[index]:
-                g = g + p * decay
+        scalars = self._scalars(lambda rate, decay: (rate, decay, self.momentum))
+        for index, (p, g, (rate, decay, momentum)) in enumerate(zip(self.parameters, gradients, scalars, strict=True)):
+            decays = self.weight_decay[index] != 0
             if self.velocities:
                 v = self.velocities[index]
-                v.assign(v * self.momentum + g)
-                g = g + v * self.momentum if self.nesterov else Tensor(v.node)
-            p.assign(p - rate * g)
+                rebind([p, v], call(_with_momentum, [p, v, g, rate, decay, momentum], decays, self.nesterov))
+            else:
+                rebind([p], call(_plain, [p, g, rate, decay], decays))
+
+
+def _plain(p: Tensor, g: Tensor, rate: Tensor, decay: Tensor, decays: bool) -> tuple[Tensor]:
+    """The new p."""
+    return (p - rate * (g + p * decay if decays else g),)
+
+
+def _with_momentum(
+    p: Tensor, v: Tensor, g: Tensor, rate: Tensor, decay: Tensor, momentum: Tensor, decays: bool, nesterov: bool
+) -> tuple[Tensor, Tensor]:
+    """The new p and v."""
+    g = g + p * decay if decays else g
+    v = v * momentum + g
+    return p - rate * (g + v * momentum if nesterov else v), v

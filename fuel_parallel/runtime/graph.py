@@ -8,8 +8,8 @@ graphs, which is what the plan cache is keyed by.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,15 +17,17 @@ from fuel_parallel.lazy.node import Attrs, Node, Op, Spec, data_node, topologica
 from fuel_parallel.lazy.tensor import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """One op on numbered values. `origin` is the place of the node it comes from among the computed nodes."""
+class Instruction(NamedTuple):
+    """One op on numbered values. `origin` is the place of the node it comes from among the computed nodes.
+
+    A tuple, since each step of a training loop makes, hashes and compares about a thousand of them to find its plan.
+    """
 
     op: Op
     inputs: tuple[int, ...]
     attrs: Attrs
     spec: Spec
-    origin: int = field(compare=False)
+    origin: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +154,10 @@ def trace(roots: Sequence[Node], first: Sequence[Node] = ()) -> tuple[Graph, lis
     number = {node: i for i, node in enumerate(leaves)}
     number.update({node: i for i, node in enumerate(computed, len(leaves))})
     instructions = tuple(
-        Instruction(node.op, tuple([number[i] for i in node.inputs]), node.attrs, node.spec, origin)
-        for origin, node in enumerate(computed)
+        [
+            Instruction(node.op, tuple([number[i] for i in node.inputs]), node.attrs, node.spec, origin)
+            for origin, node in enumerate(computed)
+        ]
     )
     outputs = tuple(dict.fromkeys(number[n] for n in (*roots, *[n for n in computed if n.op.crosses_ranks])))
     return Graph(tuple([node.spec for node in leaves]), (), instructions, outputs), leaves, computed

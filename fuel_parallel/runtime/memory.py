@@ -283,17 +283,28 @@ class Arena:
     """The bytes that plans share; grows to the largest plan."""
 
     memory: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
+    _views: dict[tuple[int, Spec], np.ndarray[Any, Any]] = field(default_factory=dict)
 
     def at_least(self, nbytes: int) -> np.ndarray[Any, Any]:
         """The arena's bytes, `nbytes` of them or more."""
         if self.memory.nbytes < nbytes:
             self.memory = np.empty(0, dtype=np.uint8)
+            self._views.clear()
             raw = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
             skip = -raw.ctypes.data % ALIGNMENT
             self.memory = raw[skip : skip + nbytes]
         return self.memory
 
     def view(self, place: Place) -> np.ndarray[Any, Any]:
-        """The array at a place."""
-        flat = self.memory[place.offset : place.offset + place.spec.nbytes]
-        return flat.view(place.spec.dtype).reshape(place.spec.shape)
+        """The array at a place. Kept: the next run asks for the same ones, and making one takes as long as a kernel."""
+        key = place.offset, place.spec
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= _VIEWS_LIMIT:
+                self._views.clear()
+            flat = self.memory[place.offset : place.offset + place.spec.nbytes]
+            found = self._views[key] = flat.view(place.spec.dtype).reshape(place.spec.shape)
+        return found
+
+
+_VIEWS_LIMIT = 1 << 13

@@ -16,6 +16,7 @@ from typing import Any
 from fuel_parallel.lazy.node import Attrs, Op, Spec
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.buckets import JOIN
+from fuel_parallel.runtime.calls import expand_calls
 from fuel_parallel.runtime.graph import Graph
 from fuel_parallel.runtime.memory import MemoryPlan, Place, plan_memory
 from fuel_parallel.runtime.passes.overlap import endings
@@ -92,7 +93,7 @@ def _named(slots: tuple[int, ...]) -> str:
 
 def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
     """The plan of a graph, after the named passes."""
-    graph = passes.optimize(graph, pass_names)
+    graph = passes.optimize(expand_calls(graph), pass_names)
     last_use = {v: n for n, i in enumerate(graph.instructions) for v in i.inputs}
     kept = set(graph.outputs)
     ends = endings(graph) if "overlap" in pass_names else {}
@@ -136,10 +137,11 @@ class PlanCache:
 
     def plan_for(self, graph: Graph) -> Plan:
         """The plan of an equal graph, made now if there is none."""
-        key = (graph, passes.enabled())
+        names = passes.enabled()
+        key = (graph, names)
         plan = self._plans.get(key)
         if plan is None:
-            plan = make_plan(graph, passes.enabled())
+            plan = make_plan(graph, names)
             self.made += 1
             self._plans[key] = plan
             while len(self._plans) > self.capacity:

@@ -17,6 +17,7 @@ from scipy import special
 import fuel_parallel.lazy as ft
 from fuel_parallel.lazy.node import OPS, apply
 from fuel_parallel.lazy.ops import neural
+from fuel_parallel.lazy.ops.call import call
 
 Array = np.ndarray[Any, Any]
 
@@ -34,6 +35,12 @@ class Case:
     def reals(self) -> list[int]:
         """Which inputs are floating, so that a gradient can be asked for."""
         return [i for i, x in enumerate(self.inputs) if x.dtype.kind == "f"]
+
+
+def three_of(x: ft.Tensor, y: ft.Tensor, factor: float) -> tuple[ft.Tensor, ...]:
+    """A function to call: its second result is a part of its third."""
+    second = ft.sin(x) * y * factor
+    return x + y, second, second * second
 
 
 def spread(low: float, high: float, *shape: int) -> Array:
@@ -379,6 +386,7 @@ CASES = [
         np.array([1, -1, 2]),
         np.array([2, 0, 3]),
     ),
+    case("call", lambda x, y: call(three_of, [x, y], 2.0)[1], lambda x, y: np.sin(x) * y * 2.0, X, ROW),
     case("tril", lambda x: ft.tril(x, k=1), lambda x: np.tril(x, 1), CUBE),
     case("triu", lambda x: ft.triu(x, k=-1), lambda x: np.triu(x, -1), CUBE),
     case("astype", lambda x: ft.abs(ft.astype(x, ft.complex128) * (2 + 1j)), lambda x: np.abs(x * (2 + 1j)), X),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel.errors import ArgumentError, ShapeError
+from fuel_parallel.lazy.node import topological
 from fuel_parallel.optim.muon import newton_schulz
 from fuel_parallel.runtime.plan import plans
 
@@ -270,6 +271,45 @@ def test_realizing_the_optimizer_realizes_all_of_its_state() -> None:
     optimizer.update([ft.ones(3)])
     fp.realize(optimizer)
     assert all(v.is_realized for v in (parameter, optimizer.step, *optimizer.means, *optimizer.squares))
+
+
+@pytest.mark.parametrize(
+    ("make", "nodes"),
+    [
+        (partial(fp.optim.SGD, weight_decay=0.1), 1),
+        (partial(fp.optim.SGD, momentum=0.9, nesterov=True), 2),
+        (partial(fp.optim.Adam, weight_decay=0.1), 3),
+        (fp.optim.AdamW, 3),
+        (fp.optim.Lion, 2),
+    ],
+)
+def test_an_update_builds_a_node_for_each_variable(make: Callable[..., Any], nodes: int) -> None:
+    def built(count: int) -> int:
+        parameters = [fp.Parameter(ft.ones((2, 3))) for _ in range(count)]
+        optimizer = make(parameters)
+        fp.realize(optimizer)
+        optimizer.update([ft.asarray(np.ones((2, 3), np.float32)) for _ in parameters])
+        return sum(node.value is None for node in topological([t.node for t in optimizer.__tensors__()]))
+
+    assert built(5) - built(2) == 3 * nodes
+
+
+@pytest.mark.parametrize("make", [partial(fp.optim.SGD, momentum=0.5), partial(fp.optim.AdamW, eps=1.0)])
+def test_a_gradient_passes_through_updates(make: Callable[..., Any]) -> None:
+    """As in learning to learn: how the loss after two steps depends on what the gradients of these depend on."""
+
+    def after(x: ft.Tensor) -> ft.Tensor:
+        weight = fp.Parameter(ft.asarray(np.array([1.0, -2.0])))
+        optimizer = make([weight], lr=0.1)
+        for _ in range(2):
+            optimizer.update([ft.grad(ft.sum(ft.square(weight * x)), weight)])
+        return ft.sum(ft.square(weight) * weight)
+
+    x, step = np.array([0.7, 1.3]), 1e-6
+    slope = ft.grad(after(at := ft.asarray(x)), at).numpy()
+    for i, e in enumerate(np.eye(2) * step):
+        difference = (after(ft.asarray(x + e)).numpy() - after(ft.asarray(x - e)).numpy()) / (2 * step)
+        assert slope[i] == pytest.approx(difference, rel=1e-5)
 
 
 def test_the_rate_can_be_read_back() -> None:

@@ -1,0 +1,98 @@
+"""Calls: a function of tensors whose graph is built once, and then stands for itself as one node for each result.
+
+An update of a parameter is a dozen operations, the same for each parameter and at each step. Building these, and
+looking at them again while a plan is found, took longer than anything else that is not computing. A plan is made of the
+operations themselves: see `runtime.calls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fuel_parallel.lazy.node import Op, Spec, apply, data_node, define, topological
+from fuel_parallel.lazy.ops import elementwise
+from fuel_parallel.lazy.tensor import Tensor
+
+Function = Callable[..., Sequence[Tensor]]
+
+
+class Body:
+    """The graph of a function for arguments of certain specs. `results` are nodes, of which each is there once."""
+
+    __slots__ = ("arguments", "name", "places", "results")
+
+    def __init__(self, function: Function, specs: Sequence[Spec], settings: tuple[Any, ...]) -> None:
+        self.name = function.__name__
+        self.arguments = tuple(data_node(np.empty(0), spec) for spec in specs)
+        found = [t.node for t in function(*map(Tensor, self.arguments), *settings)]
+        self.results = tuple(dict.fromkeys(found))
+        self.places = tuple(self.results.index(node) for node in found)
+        """For each value that the function returns its place among the results."""
+        for node in topological(self.results):
+            if node.op.crosses_ranks or node.op.has_effect or (node.value is not None and node not in self.arguments):
+                raise RuntimeError(
+                    f"call: {self.name} holds {node}; it may only compute something of its arguments, for it is built "
+                    "once and used again and again"
+                )
+
+    def built_on(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The results for other arguments, built operation by operation."""
+        at = {argument: t.node for argument, t in zip(self.arguments, inputs, strict=True)}
+        for node in topological(self.results):
+            if node not in at:
+                at[node] = apply(node.op, tuple(at[i] for i in node.inputs), *node.attrs)
+        return [Tensor(at[node]) for node in self.results]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def call(function: Function, arguments: Sequence[Tensor], *settings: Any) -> list[Tensor]:
+    """`function(*arguments, *settings)`, a sequence of tensors, each as one node.
+
+    The graph is built for the first arguments of these shapes, dtypes and devices and these settings, which must be
+    hashable; so the function depends on nothing else. It is one that lives long, of a module and not of a call.
+
+    >>> from fuel_parallel.lazy.ops import creation
+    >>> def both(a, b):
+    ...     return a + b, a * b
+    >>> [t.item() for t in call(both, [creation.asarray(2.0), creation.asarray(3.0)])]
+    [5.0, 6.0]
+    """
+    nodes = [t.node for t in arguments]
+    specs = tuple([node.spec for node in nodes])
+    key = (function, settings, specs)
+    body = _bodies.get(key)
+    if body is None:
+        if len(_bodies) >= _BODIES_LIMIT:
+            _bodies.clear()
+        body = _bodies[key] = Body(function, specs, settings)
+    # A tuple of its own for each: whether somebody else needs an argument is seen from the references to it.
+    return [Tensor(apply(CALL, tuple(nodes), body, place)) for place in body.places]
+
+
+_bodies: dict[tuple[Function, tuple[Any, ...], tuple[Spec, ...]], Body] = {}
+_BODIES_LIMIT = 1 << 12
+
+
+def _infer(inputs: tuple[Spec, ...], body: Body, place: int) -> Spec:
+    return body.results[place].spec
+
+
+def _no_kernel(*_: Any) -> Any:
+    raise RuntimeError("a call is replaced by its operations when a plan is made")
+
+
+def _vjp(index: int, g: Tensor, y: Tensor, inputs: tuple[Tensor, ...], body: Body, place: int) -> Tensor:
+    from fuel_parallel.lazy.autograd import grad
+
+    # Inputs may depend on each other; here each is a variable of its own.
+    own = [elementwise.positive(t) if i == index else t for i, t in enumerate(inputs)]
+    result: Tensor = grad(body.built_on(own)[place], own[index], cotangent=g)
+    return result
+
+
+CALL = define(Op("call", _infer, _no_kernel, vjp=_vjp, variadic=True, attr_names=("function", "result")))
