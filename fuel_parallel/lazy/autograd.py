@@ -15,7 +15,7 @@ from typing import Any
 
 from fuel_parallel.errors import DTypeError, GradientError, ShapeError
 from fuel_parallel.lazy import dtypes, effects
-from fuel_parallel.lazy.node import Node, apply, built_for, describe_line
+from fuel_parallel.lazy.node import Node, apply, built_for, describe_line, graph_lock
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import flatten, unflatten
@@ -43,10 +43,15 @@ def grad(loss: Tensor, wrt: Any, *, cotangent: Tensor | None = None) -> Any:
             what = f"{leaf.dtype.name} tensor" if isinstance(leaf, Tensor) else type(leaf).__name__
             raise GradientError(f"grad: gradients are taken with respect to floating tensors, not a {what}")
     start = creation.ones_like(loss) if cotangent is None else cotangent
-    cotangents = _backward(loss.node, [leaf.node for leaf in leaves], start)
+    nodes = [leaf.node for leaf in leaves]
+    with graph_lock:
+        cotangents = _backward(loss.node, nodes, start)
     return unflatten(
         structure,
-        [creation.zeros_like(leaf) if (g := cotangents.get(leaf.node)) is None else g for leaf in leaves],
+        [
+            creation.zeros_like(leaf) if (g := cotangents.get(node)) is None else g
+            for leaf, node in zip(leaves, nodes, strict=True)
+        ],
     )
 
 

@@ -7,6 +7,9 @@ topological order, and for collectives it is the order on the wire.
 When a node is realized its inputs are let go, so that memory is bounded by what is held, not by what was computed.
 What it once depended on is remembered as a set of numbers (`history`), so that a gradient that would silently miss a
 path through a released node is an error instead.
+
+Threads may build nodes side by side. `graph_lock` is held by whoever changes nodes that others may see, which is
+`realize`, and by whoever follows nodes to their inputs: `grad`, and what draws or cuts a graph.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +30,9 @@ from fuel_parallel.lazy.dtypes import DType
 
 Shape = tuple[int, ...]
 Attrs = tuple[Any, ...]
+
+graph_lock = threading.RLock()
+"""See the module's text."""
 
 
 class Spec:
@@ -41,9 +48,10 @@ class Spec:
         key = (shape, dtype, device)
         found = _specs.get(key)
         if found is None:
-            found = object.__new__(cls)
-            found.shape, found.dtype, found.device = key
-            found = _specs.setdefault(key, found)
+            made = object.__new__(cls)
+            made.shape, made.dtype, made.device = key
+            with _interning:
+                found = _specs.setdefault(key, made)
         return found
 
     def __reduce__(self) -> tuple[type[Spec], tuple[Shape, DType, str]]:
@@ -67,6 +75,7 @@ class Spec:
 
 
 _specs: WeakValueDictionary[tuple[Shape, DType, str], Spec] = WeakValueDictionary()
+_interning = threading.RLock()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -187,7 +196,16 @@ _inferred: dict[tuple[Any, ...], Spec] = {}
 _INFERRED_LIMIT = 1 << 16
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _own_files: dict[str, bool] = {}
-_line_override: list[Line | None] = []
+
+
+class _LineOverrides(threading.local):
+    """The lines that `built_for` books nodes on, of this thread."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line | None] = []
+
+
+_overrides = _LineOverrides()
 
 
 def apply(op: Op, inputs: tuple[Node, ...], *attrs: Any) -> Node:
@@ -210,7 +228,8 @@ def data_node(value: Any, spec: Spec) -> Node:
 
 def script_line() -> Line | None:
     """Code and line number of the innermost frame outside this package: the line the user wrote."""
-    return _line_override[-1] if _line_override else line_of(sys._getframe(2))
+    lines = _overrides.lines
+    return lines[-1] if lines else line_of(sys._getframe(2))
 
 
 def line_of(frame: FrameType | None) -> Line | None:
@@ -229,11 +248,12 @@ def line_of(frame: FrameType | None) -> Line | None:
 @contextmanager
 def built_for(line: Line | None) -> Iterator[None]:
     """Nodes built inside are booked on `line`: a backward op belongs to the line of its forward op."""
-    _line_override.append(line)
+    lines = _overrides.lines
+    lines.append(line)
     try:
         yield
     finally:
-        _line_override.pop()
+        lines.pop()
 
 
 def describe_line(line: Line | None) -> str:

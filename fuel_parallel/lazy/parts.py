@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuel_parallel.lazy.node import Node, apply
+from fuel_parallel.lazy.node import Node, apply, graph_lock
 from fuel_parallel.lazy.ops.creation import FULL
 from fuel_parallel.lazy.random import RANDOM_BITS, RANDOM_UNIFORM
 from fuel_parallel.lazy.tensor import Tensor
@@ -23,7 +23,8 @@ def part_of(x: Tensor, box: Box) -> Tensor:
     >>> bool(ft.all(part == whole[1:3])), max(node.spec.size for node in topological([part.node]))
     (True, 12)
     """
-    return Tensor(_part(x.node, box, {}))
+    with graph_lock:
+        return Tensor(_part(x.node, box, {}))
 
 
 def _part(node: Node, box: Box, made: dict[tuple[int, Box], Node]) -> Node:

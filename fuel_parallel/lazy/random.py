@@ -9,6 +9,7 @@ says which window of the global tensor it is and gets just those numbers.
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,9 @@ RANDOM_UNIFORM = define(
 )
 
 
+_drawing = threading.Lock()
+
+
 class Generator:
     """A source of random tensors. Each call takes the next stream; the same calls give the same numbers anywhere.
 
@@ -121,8 +125,9 @@ class Generator:
             s + e > w for s, e, w in zip(first, extents, whole, strict=True)
         ):
             raise ShapeError(f"random: a window of shape {extents} at {first} does not lie in global shape {whole}")
-        key = creation.asarray(np.array([self.seed, self.stream], dtype=np.uint64))
-        self.stream += 1
+        with _drawing:
+            stream, self.stream = self.stream, self.stream + 1
+        key = creation.asarray(np.array([self.seed, stream], dtype=np.uint64))
         return Tensor(apply(RANDOM_BITS, (key.node,), extents, whole, first))
 
     def uniform(self, shape: Any, low: float = 0.0, high: float = 1.0, *, dtype: Any = None, **window: Any) -> Tensor:

@@ -96,8 +96,7 @@ class Tensor:
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The value as a read-only numpy array."""
-        self.realize()
-        return to_numpy(self.node)
+        return to_numpy(self._realized_node())
 
     def item(self) -> Scalar:
         """The value of a tensor of one element as a Python scalar."""
@@ -140,6 +139,12 @@ class Tensor:
 
     # Conversions: these compute.
 
+    def _realized_node(self) -> Node:
+        self.realize()
+        while (node := self.node).value is None:  # another thread has pointed the handle elsewhere
+            self.realize()
+        return node
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         value = self.numpy()
         if dtype is not None and np.dtype(dtype) != value.dtype:
@@ -149,8 +154,7 @@ class Tensor:
     def __dlpack__(self, **options: Any) -> Any:
         from fuel_parallel.backends import backend_of
 
-        self.realize()
-        return backend_of(self.device).dlpack(self.node.value, **options)
+        return backend_of(self.device).dlpack(self._realized_node().value, **options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         from fuel_parallel.backends import backend_of
