@@ -99,7 +99,7 @@ def test_threads_realize_one_graph_in_parts_and_together() -> None:
         expected = [x.numpy()]
         for step in range(8):
             expected.append(np.exp(-expected[-1]) + step)
-        values = at_once(*[lambda t=t: (t * 1.0).numpy() for t in chain], lambda: realize(chain))
+        values = at_once(*[lambda t=t: (t * 1.0).numpy() for t in chain], lambda chain=chain: realize(chain))
         for value, wanted in zip(values[:-1], expected, strict=True):
             np.testing.assert_allclose(value, wanted)
         assert all(t.is_realized for t in chain)
@@ -243,7 +243,7 @@ def test_nodes_are_booked_on_the_line_of_their_own_thread() -> None:
 
 def test_equal_specs_are_one_object_whoever_makes_them() -> None:
     for number in range(10 * ROUNDS):
-        specs = at_once(*[lambda: Spec((number, 77), ft.float32, "cpu")] * 2)
+        specs = at_once(*[lambda number=number: Spec((number, 77), ft.float32, "cpu")] * 2)
         assert specs[0] is specs[1]
 
 
