@@ -179,7 +179,7 @@ from fuel_parallel.lazy.ops.reductions import (
     sum,
     var,
 )
-from fuel_parallel.lazy.show import show
+from fuel_parallel.lazy.show import graph, show
 from fuel_parallel.lazy.tensor import Tensor
 
 e = _math.e
@@ -260,6 +260,7 @@ __all__ = [
     "full_like",
     "gelu",
     "grad",
+    "graph",
     "greater",
     "greater_equal",
     "grouped_matmul",

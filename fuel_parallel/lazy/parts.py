@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fuel_parallel.lazy.node import Node, apply, graph_lock
-from fuel_parallel.lazy.ops.creation import FULL
+from fuel_parallel.lazy.ops.creation import FULL, STOP_GRADIENT
 from fuel_parallel.lazy.random import RANDOM_BITS, RANDOM_UNIFORM
 from fuel_parallel.lazy.tensor import Tensor
 
@@ -44,7 +44,7 @@ def _computed(node: Node, box: Box, made: dict[tuple[int, Box], Node]) -> Node:
         _, whole, start = node.attrs
         first = tuple(at + span.start for at, span in zip(start, box, strict=True))
         return apply(RANDOM_BITS, node.inputs, shape, whole, first)
-    if node.op.elementwise or node.op is RANDOM_UNIFORM:
+    if node.op.elementwise or node.op in (RANDOM_UNIFORM, STOP_GRADIENT):
         return apply(node.op, tuple(_part(one, _behind(one, node, box), made) for one in node.inputs), *node.attrs)
     return Tensor(node)[tuple(slice(span.start, span.stop) for span in box)].node
 

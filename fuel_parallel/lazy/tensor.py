@@ -8,7 +8,7 @@ one as it was.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -94,9 +94,16 @@ class Tensor:
         realize(self)
         return self
 
+    def realized_node(self) -> Node:
+        """The node, with its value."""
+        self.realize()
+        while (node := self.node).value is None:  # another thread has pointed the handle elsewhere
+            self.realize()
+        return node
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """The value as a read-only numpy array."""
-        return to_numpy(self._realized_node())
+        return to_numpy(self.realized_node())
 
     def item(self) -> Scalar:
         """The value of a tensor of one element as a Python scalar."""
@@ -139,12 +146,6 @@ class Tensor:
 
     # Conversions: these compute.
 
-    def _realized_node(self) -> Node:
-        self.realize()
-        while (node := self.node).value is None:  # another thread has pointed the handle elsewhere
-            self.realize()
-        return node
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         value = self.numpy()
         if dtype is not None and np.dtype(dtype) != value.dtype:
@@ -154,7 +155,7 @@ class Tensor:
     def __dlpack__(self, **options: Any) -> Any:
         from fuel_parallel.backends import backend_of
 
-        return backend_of(self.device).dlpack(self._realized_node().value, **options)
+        return backend_of(self.device).dlpack(self.realized_node().value, **options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         from fuel_parallel.backends import backend_of
@@ -194,11 +195,21 @@ class Tensor:
         return (self[i] for i in range(self.shape[0]))
 
     def __repr__(self) -> str:
-        where = "" if self.device == "cpu" else f", device={self.device!r}"
-        if not self.is_realized:
-            return f"Tensor(shape={self.shape}, dtype={self.dtype.name}{where}, lazy {self.node.op.name})"
-        values = np.array2string(to_numpy(self.node), separator=", ", threshold=40, edgeitems=3, prefix="Tensor(")
-        return f"Tensor({values}, shape={self.shape}, dtype={self.dtype.name}{where})"
+        return display.text(self)
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
+
+    # Copies share the value; see `copying`.
+
+    def __copy__(self) -> Self:
+        return copying.shallow_copy(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return copying.deep_copy(self, memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copying.reduced(self)
 
     # Indexing.
 
@@ -334,6 +345,7 @@ def to_numpy(node: Node) -> np.ndarray[Any, Any]:
 
 
 # The functions behind the operators are built on Tensor, so they come after it.
+from fuel_parallel.lazy import copying, display  # noqa: E402
 from fuel_parallel.lazy.ops import (  # noqa: E402
     binary,
     contraction,
