@@ -67,7 +67,9 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: str | None = None, copy: 
     ('float32', 'float64')
     """
     if isinstance(obj, Tensor):
-        return to_device(obj if dtype is None else astype(obj, dtype), device)
+        # What is written into a copy does not show in the original: that takes a handle of its own, no more.
+        made = to_device(obj if dtype is None else astype(obj, dtype, copy=False), device)
+        return Tensor(made.node) if copy else made
     wanted = None if dtype is None else dtypes.dtype(dtype)
     if isinstance(obj, list | tuple) and any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
         return _stack_nested(obj, wanted)
@@ -410,10 +412,13 @@ def _real_if(g: Tensor, dtype: DType) -> Tensor:
 
 
 def astype(x: Tensor, dtype: Any, /, *, copy: builtins.bool = True, device: str | None = None) -> Tensor:
-    """`x` in another dtype; `x` itself where the dtype is already that one."""
+    """`x` in another dtype; where the dtype is already that one, a copy of the handle, or with `copy=False` itself."""
     wanted = dtypes.dtype(dtype)
-    cast = x if wanted is x.node.spec.dtype else Tensor(apply(ASTYPE, (x.node,), wanted))
-    return cast if device is None else to_device(cast, device)
+    if wanted is not x.node.spec.dtype:
+        x = Tensor(apply(ASTYPE, (x.node,), wanted))
+    elif copy:
+        x = Tensor(x.node)
+    return x if device is None else to_device(x, device)
 
 
 COPY = define(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import array_api_strict
@@ -168,10 +169,18 @@ def test_casts(source: Any, target: Any) -> None:
         np.testing.assert_array_equal(found.numpy(), x.astype(target))
 
 
-def test_a_cast_to_the_same_dtype_is_the_tensor_itself() -> None:
+def test_a_cast_to_the_same_dtype_makes_no_node() -> None:
     x = ft.zeros(3)
-    assert ft.astype(x, ft.float32) is x
+    assert ft.astype(x, ft.float32).node is x.node
+    assert ft.astype(x, ft.float32, copy=False) is x
     assert ft.to_device(x, "cpu") is x
+
+
+@pytest.mark.parametrize("copied", [lambda x: ft.asarray(x, copy=True), lambda x: ft.astype(x, ft.float32)])
+def test_what_is_written_into_a_copy_does_not_show_in_the_original(copied: Callable[[ft.Tensor], ft.Tensor]) -> None:
+    x = ft.zeros(3)
+    copied(x)[0] = 1
+    assert x.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_tensors_move_with_asarray_and_astype(other_device: str) -> None:
