@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from fuel_parallel.errors import RealizeError
-from fuel_parallel.lazy.dtypes import DType
+from fuel_parallel.lazy.dtypes import ALL, DType
 
 Shape = tuple[int, ...]
 Attrs = tuple[Any, ...]
@@ -98,6 +98,9 @@ class Op:
     the elements at its place in the inputs, broadcast. `aliases` is False if the result never shares memory with an
     input. One that is `recomputed` runs again for the backward pass, which then does not hold the value of the forward
     pass.
+
+    `shapes` says in words what `infer` does with shapes, as in `[..., m, k], [..., k, n] -> [..., m, n]`, and `domain`
+    which dtypes it takes for the first input. The reference is made of them.
     """
 
     name: str
@@ -114,6 +117,8 @@ class Op:
     aliases: bool = True
     recomputed: bool = False
     attr_names: tuple[str, ...] = ()
+    shapes: str = ""
+    domain: tuple[DType, ...] = ALL
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -285,8 +290,8 @@ def _data_has_no_kernel(*_: Any) -> Any:
     raise RuntimeError("a data node holds its value and is never computed")
 
 
-LOST = define(Op("lost", infer=_is_lost, kernel=_is_lost, vjp=ZERO))
-DATA = define(Op("data", infer=_data_has_no_kernel, kernel=_data_has_no_kernel, vjp=ZERO))
+LOST = define(Op("lost", infer=_is_lost, kernel=_is_lost, vjp=ZERO, shapes="of the value that was lost"))
+DATA = define(Op("data", infer=_data_has_no_kernel, kernel=_data_has_no_kernel, vjp=ZERO, shapes="of the value"))
 
 
 def topological(roots: Iterable[Node]) -> list[Node]:

@@ -70,6 +70,8 @@ RANDOM_BITS = define(
         kernel=_random_bits_kernel,
         vjp=ZERO,
         attr_names=("shape", "global_shape", "start"),
+        shapes="[2] -> shape",
+        domain=(dtypes.uint64,),
     )
 )
 RANDOM_UNIFORM = define(
@@ -79,6 +81,8 @@ RANDOM_UNIFORM = define(
         kernel=lambda xp, bits, dtype: _unit_interval(bits, dtype),
         vjp=ZERO,
         attr_names=("dtype",),
+        shapes="[...] -> [...]",
+        domain=(dtypes.uint64,),
     )
 )
 

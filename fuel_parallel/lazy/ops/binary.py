@@ -84,7 +84,8 @@ def binary(
             lambda g, y, a, b: sum_to(of_a(g, y, a, b), a.shape),
             lambda g, y, a, b: sum_to(of_b(g, y, a, b), b.shape),
         )
-    op = define(elementwise.elementwise_op(name, infer, kernel, vjp))
+    shapes = "two that broadcast -> what they broadcast to"
+    op = define(elementwise.elementwise_op(name, infer, kernel, vjp, shapes, domain))
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         return Tensor(apply(op, operands(name, x1, x2)))
@@ -234,6 +235,8 @@ WHERE = define(
         ),
         elementwise=True,
         aliases=False,
+        shapes="three that broadcast, the first bool -> what they broadcast to",
+        domain=BOOL,
     )
 )
 

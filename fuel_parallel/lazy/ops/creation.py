@@ -153,6 +153,7 @@ FULL = define(
         kernel=lambda xp, shape, literal, dtype: xp.full(shape, literal.value, dtype=dtype),
         vjp=ZERO,
         attr_names=("shape", "value", "dtype"),
+        shapes="-> shape",
     )
 )
 
@@ -230,6 +231,7 @@ ARANGE = define(
         ).astype(dtype),
         vjp=ZERO,
         attr_names=("start", "step", "count", "dtype"),
+        shapes="-> [count]",
     )
 )
 
@@ -278,6 +280,7 @@ LINSPACE = define(
         ).astype(dtype),
         vjp=ZERO,
         attr_names=("start", "stop", "count", "endpoint", "dtype"),
+        shapes="-> [count]",
     )
 )
 
@@ -310,6 +313,7 @@ EYE = define(
         kernel=lambda xp, rows, columns, diagonal, dtype: xp.eye(rows, columns, k=diagonal, dtype=dtype),
         vjp=ZERO,
         attr_names=("rows", "columns", "diagonal", "dtype"),
+        shapes="-> [rows, columns]",
     )
 )
 
@@ -359,6 +363,7 @@ TRIL = define(
         kernel=lambda xp, x, diagonal: xp.tril(x, diagonal),
         vjp=(lambda g, y, x, diagonal: tril(g, k=diagonal),),
         attr_names=("diagonal",),
+        shapes="[..., m, n] -> [..., m, n]",
     )
 )
 TRIU = define(
@@ -368,6 +373,7 @@ TRIU = define(
         kernel=lambda xp, x, diagonal: xp.triu(x, diagonal),
         vjp=(lambda g, y, x, diagonal: triu(g, k=diagonal),),
         attr_names=("diagonal",),
+        shapes="[..., m, n] -> [..., m, n]",
     )
 )
 
@@ -400,6 +406,7 @@ ASTYPE = define(
         elementwise=True,
         aliases=False,
         attr_names=("dtype",),
+        shapes="[...] -> [...]",
     )
 )
 
@@ -428,6 +435,7 @@ COPY = define(
         kernel=lambda xp, x, device: move(x, device),
         vjp=(lambda g, y, x, device: to_device(g, x.device),),
         attr_names=("device",),
+        shapes="[...] -> [...]",
     )
 )
 
@@ -444,7 +452,9 @@ def stop_gradient(x: Tensor, /) -> Tensor:
     return Tensor(apply(STOP_GRADIENT, (x.node,)))
 
 
-STOP_GRADIENT = define(Op("stop_gradient", infer=lambda x: x, kernel=lambda xp, x: x, vjp=ZERO))
+STOP_GRADIENT = define(
+    Op("stop_gradient", infer=lambda x: x, kernel=lambda xp, x: x, vjp=ZERO, shapes="[...] -> [...]")
+)
 
 
 # Dtypes of mixtures.

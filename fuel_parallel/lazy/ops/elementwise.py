@@ -68,7 +68,8 @@ def unary(
             check_domain(name, x.dtype, domain)
         return x if result is None else Spec(x.shape, result(x.dtype), x.device)
 
-    op = define(elementwise_op(name, infer, kernel, (vjp,) if callable(vjp) else vjp))
+    derivative = (vjp,) if callable(vjp) else vjp
+    op = define(elementwise_op(name, infer, kernel, derivative, "[...] -> [...]", domain))
 
     def function(x: Tensor, /) -> Tensor:
         if not isinstance(x, Tensor):
@@ -80,10 +81,22 @@ def unary(
     return function
 
 
-def elementwise_op(name: str, infer: Callable[..., Spec], kernel: Callable[..., Any], vjp: Any) -> Op:
+def elementwise_op(
+    name: str, infer: Callable[..., Spec], kernel: Callable[..., Any], vjp: Any, shapes: str, domain: Domain
+) -> Op:
     """The registry entry of an elementwise op; a kernel that is a ufunc is known as one."""
     name_of_ufunc = getattr(kernel, "ufunc", "")
-    return Op(name, infer, in_float32(kernel), vjp, elementwise=True, ufunc=name_of_ufunc, aliases=not name_of_ufunc)
+    return Op(
+        name,
+        infer,
+        in_float32(kernel),
+        vjp,
+        elementwise=True,
+        ufunc=name_of_ufunc,
+        aliases=not name_of_ufunc,
+        shapes=shapes,
+        domain=domain,
+    )
 
 
 def ufunc(name: str) -> Callable[..., Any]:

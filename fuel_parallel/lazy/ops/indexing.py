@@ -53,6 +53,7 @@ SLICE = define(
         kernel=lambda xp, x, window: x[_keys(window)],
         vjp=(lambda g, y, x, window: Tensor(apply(UNSLICE, (g.node,), x.shape, window)),),
         attr_names=("window",),
+        shapes="[...] -> the counts of window",
     )
 )
 UNSLICE: Op = define(
@@ -63,6 +64,7 @@ UNSLICE: Op = define(
         vjp=(lambda h, y, g, shape, window: _slice(h, window),),
         aliases=False,
         attr_names=("shape", "window"),
+        shapes="the counts of window -> shape",
     )
 )
 SLICE_UPDATE = define(
@@ -76,6 +78,7 @@ SLICE_UPDATE = define(
         ),
         aliases=False,
         attr_names=("window",),
+        shapes="[...], the counts of window -> [...]",
     )
 )
 
@@ -160,6 +163,7 @@ INDEX = define(
         variadic=True,
         aliases=False,
         attr_names=("axes",),
+        shapes="[...], indices -> [...] with axes replaced by what the indices broadcast to",
     )
 )
 INDEX_ADD: Op = define(
@@ -172,6 +176,7 @@ INDEX_ADD: Op = define(
         variadic=True,
         aliases=False,
         attr_names=("shape", "axes"),
+        shapes="the result of index, indices -> shape",
     )
 )
 
@@ -192,6 +197,7 @@ INDEX_UPDATE = define(
         variadic=True,
         aliases=False,
         attr_names=("axes",),
+        shapes="[...], the result of index, indices -> [...]",
     )
 )
 

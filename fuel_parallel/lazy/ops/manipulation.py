@@ -19,6 +19,7 @@ RESHAPE = define(
         kernel=lambda xp, x, shape: x.reshape(shape),
         vjp=(lambda g, y, x, shape: reshape(g, x.shape),),
         attr_names=("shape",),
+        shapes="[...] -> shape",
     )
 )
 
@@ -65,6 +66,7 @@ PERMUTE = define(
         kernel=lambda xp, x, axes: x.transpose(axes),
         vjp=(lambda g, y, x, axes: permute_dims(g, tuple(axes.index(i) for i in range(len(axes)))),),
         attr_names=("axes",),
+        shapes="[...] -> [...], the extents in the order of axes",
     )
 )
 
@@ -115,6 +117,7 @@ BROADCAST = define(
         kernel=lambda xp, x, shape: xp.broadcast_to(x, shape),
         vjp=(lambda g, y, x, shape: binary.sum_to(g, x.shape),),
         attr_names=("shape",),
+        shapes="[...] -> shape",
     )
 )
 
@@ -183,6 +186,7 @@ CONCAT = define(
         into=lambda xp, out, xs, axis: xp.concatenate(xs, axis=axis, out=out),
         aliases=False,
         attr_names=("axis",),
+        shapes="[..., n, ...] of each -> [..., sum of n, ...] along axis",
     )
 )
 
