@@ -1,4 +1,4 @@
-"""The reference page of ops and functions: made of the registry and of the namespace, so that it lists what there is."""
+"""The reference page of ops and functions, made of the registry and of the namespace: it lists what there is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {
 ABOUT = """
 Every op of the registry, and every function of `fuel_parallel.lazy`; docs/graph.md tells how they come together.
 
-- *shapes*: extents of the inputs, and of the result. A name that is no extent is an attribute, which stands behind the op.
+- *shapes*: extents of the inputs, and of the result. Attributes, which stand behind the op, are named as they are.
 - *dtypes*: of the first input; the others have the same after promotion, or are indices.
 - *vjp*: whether `grad` passes: yes, as a zero, or not at all.
 - *backends*: every kernel is written for numpy's functions and runs on numpy and CuPy arrays. An op that is *fused* may
@@ -49,9 +49,7 @@ def page(rest_of: Callable[[str], str] = str) -> str:
     for name, ops in sections.items():
         rows = [(called(op), op.shapes, words(op.domain), vjp(op), backends(op)) for op in ops]
         lines += [*heading(f"Ops: {name}", "-"), *table(("op", "shapes", "dtypes", "vjp", "backends"), rows)]
-    rows = [
-        (f":func:`{name}{parameters(f)} <fuel_parallel.lazy.{name}>`", rest_of(summary(f))) for name, f in functions()
-    ]
+    rows = [(linked(name, f), rest_of(summary(f))) for name, f in functions()]
     lines += [*heading("Functions", "-"), *table(("function", "gives"), rows)]
     return "\n".join(lines) + "\n"
 
@@ -89,7 +87,7 @@ def vjp(op: Op) -> str:
 
 def backends(op: Op) -> str:
     """Where it can run, and how."""
-    if op.name in ("data", "lost"):
+    if category_of(op) == "data":
         return ""
     fused_on_gpu = op.name in EXPRESSIONS or op.name in LOWERINGS
     fused = op.elementwise or fused_on_gpu
@@ -102,11 +100,11 @@ def functions() -> list[tuple[str, Callable[..., Any]]]:
     return [(name, f) for name, f in found if isinstance(f, FunctionType) and not name.startswith("__")]
 
 
-def parameters(function: Callable[..., Any]) -> str:
-    """The names and defaults, without types."""
+def linked(name: str, function: Callable[..., Any]) -> str:
+    """Its name and parameters, without types, as a link to its own reference."""
     signature = inspect.signature(function)
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
-    return str(inspect.Signature(plain))
+    return f":func:`{name}{inspect.Signature(plain)} <fuel_parallel.lazy.{name}>`"
 
 
 def summary(function: Callable[..., Any]) -> str:

@@ -41,7 +41,8 @@ class ShardedParameter(Parameter):
 
     def __getstate__(self) -> Any:
         # For copies and pickles, which gather for themselves.
-        own, slots = super().__getstate__()  # type: ignore[misc]
+        state: Any = super().__getstate__()
+        own, slots = state
         return own, {**slots, "_last": None}
 
     @property

@@ -60,10 +60,11 @@ def _entry(node: Node, place: dict[Node, int], is_output: bool) -> Entry:
 
 
 def category_of(op: Op) -> str:
-    """The module that the op comes from, as in `reductions`; `collectives` for all that crosses ranks."""
+    """The module that the op comes from, as in `reductions`; `collectives` for what crosses ranks, `data` for values."""
     if op.crosses_ranks:
         return "collectives"
-    return "data" if op.name == "data" else op.infer.__module__.rpartition(".")[2]
+    module = op.infer.__module__
+    return "data" if module == Op.__module__ else module.rpartition(".")[2]
 
 
 def _describe_attributes(node: Node) -> tuple[str, ...]:
