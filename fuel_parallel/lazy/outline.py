@@ -60,7 +60,7 @@ def _entry(node: Node, place: dict[Node, int], is_output: bool) -> Entry:
 
 
 def category_of(op: Op) -> str:
-    """The module that the op comes from, as in `reductions`; `collectives` for what crosses ranks, `data` for values."""
+    """The module of the op, as in `reductions`; `collectives` for what crosses ranks, `data` for values."""
     if op.crosses_ranks:
         return "collectives"
     module = op.infer.__module__
