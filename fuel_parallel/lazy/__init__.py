@@ -87,6 +87,7 @@ from fuel_parallel.lazy.ops.creation import (
     zeros,
     zeros_like,
 )
+from fuel_parallel.lazy.ops.data_dependent import nonzero, unique_all, unique_counts, unique_inverse, unique_values
 from fuel_parallel.lazy.ops.elementwise import (
     abs,
     acos,
@@ -304,6 +305,7 @@ __all__ = [
     "negative",
     "newaxis",
     "nextafter",
+    "nonzero",
     "not_equal",
     "one_hot",
     "ones",
@@ -361,6 +363,10 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
     "unstack",
     "value_and_grad",
     "var",
