@@ -8,7 +8,7 @@
 
 import math as _math
 
-from fuel_parallel.lazy import random
+from fuel_parallel.lazy import fft, linalg, random
 from fuel_parallel.lazy.autograd import grad, value_and_grad
 from fuel_parallel.lazy.dtypes import (
     bfloat16,
@@ -249,6 +249,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "eye",
+    "fft",
     "finfo",
     "flip",
     "float16",
@@ -279,6 +280,7 @@ __all__ = [
     "layer_norm",
     "less",
     "less_equal",
+    "linalg",
     "linspace",
     "log",
     "log1p",

@@ -201,8 +201,9 @@ atanh = unary("atanh", INEXACT, ufunc("arctanh"), lambda g, y, x: g / (1 - x * x
 
 def _complex_tanh(xp: Any, x: Any) -> Any:
     # At an infinite real part: 1 by its sign, and a zero with the sign of the imaginary part, not that of its sine.
-    limit = xp.copysign(xp.ones_like(x.real), x.real).astype(x.dtype)
-    limit.imag = xp.copysign(xp.zeros_like(x.imag), x.imag)
+    limit = xp.empty(x.shape, x.dtype)
+    limit.real = xp.copysign(1, x.real)
+    limit.imag = xp.copysign(0, x.imag)
     return xp.where(xp.isinf(x.real), limit, xp.tanh(x))
 
 
