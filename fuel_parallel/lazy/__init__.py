@@ -8,7 +8,7 @@
 
 import math as _math
 
-from fuel_parallel.lazy import random
+from fuel_parallel.lazy import fft, linalg, random
 from fuel_parallel.lazy.autograd import grad, value_and_grad
 from fuel_parallel.lazy.dtypes import (
     bfloat16,
@@ -87,6 +87,7 @@ from fuel_parallel.lazy.ops.creation import (
     zeros,
     zeros_like,
 )
+from fuel_parallel.lazy.ops.data_dependent import nonzero, unique_all, unique_counts, unique_inverse, unique_values
 from fuel_parallel.lazy.ops.elementwise import (
     abs,
     acos,
@@ -248,6 +249,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "eye",
+    "fft",
     "finfo",
     "flip",
     "float16",
@@ -279,6 +281,7 @@ __all__ = [
     "layer_norm",
     "less",
     "less_equal",
+    "linalg",
     "linspace",
     "log",
     "log1p",
@@ -305,6 +308,7 @@ __all__ = [
     "negative",
     "newaxis",
     "nextafter",
+    "nonzero",
     "not_equal",
     "one_hot",
     "ones",
@@ -362,6 +366,10 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
     "unstack",
     "value_and_grad",
     "var",

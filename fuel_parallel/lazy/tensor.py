@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fuel_parallel.errors import ShapeError
+from fuel_parallel.errors import DTypeError, ShapeError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Node, Shape
 
@@ -152,10 +152,23 @@ class Tensor:
             return value.astype(dtype)
         return value.copy() if copy else value
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The value as a DLPack capsule; read-only, and a copy where the consumer's DLPack knows no such memory."""
         from fuel_parallel.backends import backend_of
 
-        return backend_of(self.device).dlpack(self.realized_node().value, **options)
+        if copy is None and (max_version is None or max_version < (1, 0)):
+            copy = True
+        options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return backend_of(self.device).dlpack(
+            self.realized_node().value, **{name: option for name, option in options.items() if option is not None}
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         from fuel_parallel.backends import backend_of
@@ -211,7 +224,7 @@ class Tensor:
     def __reduce__(self) -> tuple[Any, ...]:
         return copying.reduced(self)
 
-    # Indexing.
+    # Indexing. What is assigned is a new node; the handle is pointed at it.
 
     def __getitem__(self, key: Any) -> Tensor:
         return indexing.getitem(self, key)
@@ -332,6 +345,60 @@ class Tensor:
 
     def __ge__(self, other: Any) -> Tensor:
         return binary.greater_equal(self, other)
+
+    # In place: the handle is pointed at the result, which must have its shape and dtype.
+
+    def _rebound(self, operator: str, result: Tensor) -> Tensor:
+        if result.dtype != self.dtype:
+            raise DTypeError(
+                f"x {operator}= y: the result is {result.dtype.name} and x is {self.dtype.name}; "
+                f"cast y with astype, or write x = x {operator} y"
+            )
+        if result.shape != self.shape:
+            raise ShapeError(
+                f"x {operator}= y: the result has shape {result.shape} and x {self.shape}; write x = x {operator} y"
+            )
+        self.node = result.node
+        return self
+
+    def __iadd__(self, other: Any) -> Tensor:
+        return self._rebound("+", self + other)
+
+    def __isub__(self, other: Any) -> Tensor:
+        return self._rebound("-", self - other)
+
+    def __imul__(self, other: Any) -> Tensor:
+        return self._rebound("*", self * other)
+
+    def __itruediv__(self, other: Any) -> Tensor:
+        return self._rebound("/", self / other)
+
+    def __ifloordiv__(self, other: Any) -> Tensor:
+        return self._rebound("//", self // other)
+
+    def __imod__(self, other: Any) -> Tensor:
+        return self._rebound("%", self % other)
+
+    def __ipow__(self, other: Any) -> Tensor:
+        return self._rebound("**", self**other)
+
+    def __imatmul__(self, other: Any) -> Tensor:
+        return self._rebound("@", self @ other)
+
+    def __iand__(self, other: Any) -> Tensor:
+        return self._rebound("&", self & other)
+
+    def __ior__(self, other: Any) -> Tensor:
+        return self._rebound("|", self | other)
+
+    def __ixor__(self, other: Any) -> Tensor:
+        return self._rebound("^", self ^ other)
+
+    def __ilshift__(self, other: Any) -> Tensor:
+        return self._rebound("<<", self << other)
+
+    def __irshift__(self, other: Any) -> Tensor:
+        return self._rebound(">>", self >> other)
 
 
 def to_numpy(node: Node) -> np.ndarray[Any, Any]:

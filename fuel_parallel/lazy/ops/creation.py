@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.backends import check_device, move
+from fuel_parallel.backends import backend_of, check_device, device_of_dlpack, move
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
@@ -67,9 +67,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: str | None = None, copy: 
     ('float32', 'float64')
     """
     if isinstance(obj, Tensor):
-        # What is written into a copy does not show in the original: that takes a handle of its own, no more.
-        made = to_device(obj if dtype is None else astype(obj, dtype, copy=False), device)
-        return Tensor(made.node) if copy else made
+        return astype(obj, obj.dtype if dtype is None else dtype, copy=bool(copy), device=device)
     wanted = None if dtype is None else dtypes.dtype(dtype)
     if isinstance(obj, list | tuple) and any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
         return _stack_nested(obj, wanted)
@@ -140,8 +138,33 @@ def _python_default(found: DType) -> DType:
 
 
 def from_dlpack(x: Any, /, *, device: str | None = None, copy: builtins.bool | None = None) -> Tensor:
-    """A tensor of any object that speaks DLPack."""
-    return x if isinstance(x, Tensor) else asarray(np.from_dlpack(x), device=device, copy=copy)
+    """A tensor of any object that speaks DLPack, on the device where it lies, or on `device`.
+
+    Memory of the object is shared only with `copy=False`, so that what is written into it later does not change the
+    graph.
+
+    >>> from_dlpack(np.arange(3)).tolist()
+    [0, 1, 2]
+    """
+    if isinstance(x, Tensor):
+        return asarray(x, device=device, copy=copy)
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise DTypeError(
+            f"from_dlpack: {type(x).__name__} {_brief(x)} does not speak DLPack; make it a tensor with asarray"
+        )
+    source = device_of_dlpack(x.__dlpack_device__())
+    backend = backend_of(source)
+    with backend.running():
+        try:
+            array = backend.array_module.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError) as reason:
+            raise DTypeError(f"from_dlpack: cannot take {_brief(x)}: {reason}") from None
+        # The result of a graph is never written into, so sharing is safe as long as the owner does not write.
+        owned = array if copy is False else backend.array_module.array(array, order="C")
+    result = Tensor(data_node(backend.settle(owned), Spec(tuple(array.shape), dtypes.dtype(array.dtype), source)))
+    if copy is False and device not in (None, source):
+        raise ArgumentError(f"from_dlpack: with copy=False a tensor on {source} cannot be given to {device}")
+    return to_device(result, device)
 
 
 # From a formula.
@@ -327,7 +350,7 @@ def eye(
     return to_device(Tensor(apply(EYE, (), rows, columns, k, wanted)), device)
 
 
-def meshgrid(*arrays: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
+def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
     """Coordinate tensors of 1-d coordinate vectors, `xy` (columns first) or `ij`."""
     from fuel_parallel.lazy.ops.manipulation import broadcast_to, reshape
 
@@ -341,10 +364,10 @@ def meshgrid(*arrays: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
     extents = [0] * len(arrays)
     for a, p in zip(arrays, place, strict=True):
         extents[p] = a.size
-    return tuple(
+    return [
         broadcast_to(reshape(a, tuple(a.size if d == p else 1 for d in range(len(arrays)))), tuple(extents))
         for a, p in zip(arrays, place, strict=True)
-    )
+    ]
 
 
 def _infer_triangle(name: str) -> Any:
@@ -419,13 +442,15 @@ def _real_if(g: Tensor, dtype: DType) -> Tensor:
 
 
 def astype(x: Tensor, dtype: Any, /, *, copy: builtins.bool = True, device: str | None = None) -> Tensor:
-    """`x` in another dtype; where the dtype is already that one, a copy of the handle, or with `copy=False` itself."""
+    """`x` in another dtype, or on another device.
+
+    Values are immutable, so where nothing changes the result has the same node and nothing is computed: a handle of its
+    own, which `result[key] = v` changes alone, or `x` itself with `copy=False`.
+    """
     wanted = dtypes.dtype(dtype)
-    if wanted is not x.node.spec.dtype:
-        x = Tensor(apply(ASTYPE, (x.node,), wanted))
-    elif copy:
-        x = Tensor(x.node)
-    return x if device is None else to_device(x, device)
+    cast = x if wanted is x.node.spec.dtype else Tensor(apply(ASTYPE, (x.node,), wanted))
+    result = cast if device is None else to_device(cast, device)
+    return Tensor(x.node) if copy and result is x else result
 
 
 COPY = define(

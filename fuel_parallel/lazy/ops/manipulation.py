@@ -128,13 +128,13 @@ def broadcast_to(x: Tensor, /, shape: Any) -> Tensor:
     return x if x.shape == wanted else Tensor(apply(BROADCAST, (x.node,), wanted))
 
 
-def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
+def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
     """All tensors broadcast to their common shape."""
     shape = binary.broadcast_shapes("broadcast_arrays", *(a.shape for a in arrays))
-    return tuple(broadcast_to(a, shape) for a in arrays)
+    return [broadcast_to(a, shape) for a in arrays]
 
 
-def expand_dims(x: Tensor, /, *, axis: int | Sequence[int] = 0) -> Tensor:
+def expand_dims(x: Tensor, /, axis: int | Sequence[int] = 0) -> Tensor:
     """`x` with new dimensions of extent 1 at the places `axis` of the result."""
     from fuel_parallel.lazy.ops.reductions import normalize_axes
 
