@@ -13,14 +13,25 @@ import fuel_parallel
 import fuel_parallel.lazy as ft
 from fuel_parallel.errors import FuelError
 from fuel_parallel.lazy import dtypes
-from fuel_parallel.lazy.node import OPS, Node, Spec, topological
+from fuel_parallel.lazy.node import OPS, Node, Spec
 
 # How far a result may be from that of float64, relative to the largest element.
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 4e-3, "bfloat16": 4e-2}
 
 
+def nodes_below(tensor: ft.Tensor) -> set[Node]:
+    stack: list[Node] = [tensor.node]
+    seen: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.inputs)
+    return seen
+
+
 def nodes_of(op: str, tensor: ft.Tensor) -> list[Node]:
-    return [node for node in topological([tensor.node]) if node.op.name == op]
+    return [node for node in nodes_below(tensor) if node.op.name == op]
 
 
 def close(found: np.ndarray[Any, Any], wanted: Any, tolerance: float) -> None:
@@ -41,7 +52,7 @@ def test_no_op_is_without_a_case(covered: dict[str, set[str]]) -> None:
 
 def test_value_and_dtype_are_those_of_numpy(case: Any) -> None:
     built = case.build(*map(ft.asarray, case.inputs))
-    assert nodes_of(case.op, built)
+    assert case.op in {node.op.name for node in nodes_below(built)}
     wanted = np.asarray(case.oracle(*case.inputs))
     assert built.dtype == wanted.dtype
     assert built.shape == wanted.shape
@@ -55,7 +66,7 @@ def test_narrow_floats_are_rounded_only_at_the_end(case: Any, dtype: Any) -> Non
     inputs = [ft.asarray(x).astype(dtype) if x.dtype.kind == "f" else ft.asarray(x) for x in case.inputs]
     built = case.build(*inputs)
     wanted = np.asarray(case.oracle(*(x.numpy().astype(np.float64) if x.dtype == dtype else x.numpy() for x in inputs)))
-    if case.op == "imag":
+    if any(dtypes.kind(node.spec.dtype) == "complex floating" for node in nodes_below(built)):
         dtype = dtypes.float32  # there is no narrower complex dtype than complex64
     assert built.dtype == (wanted.dtype if wanted.dtype.kind != "f" or case.op == "astype" else dtype)
     close(built.numpy(), wanted, TOLERANCE[dtype.name])

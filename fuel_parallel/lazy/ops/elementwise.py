@@ -75,9 +75,8 @@ def unary(
     rule = (vjp,) if callable(vjp) else vjp
     shapes = "[...] -> [...]"
     if complex_kernel:
-        op = define(
-            elementwise_op(name, infer, kernel, rule, shapes, tuple(d for d in domain if d not in dtypes.COMPLEX))
-        )
+        others = tuple(d for d in domain if d not in dtypes.COMPLEX)
+        op = define(elementwise_op(name, infer, kernel, rule, shapes, others))
         complex_op = define(elementwise_op(f"complex_{name}", infer, complex_kernel, rule, shapes, dtypes.COMPLEX))
     else:
         op = complex_op = define(elementwise_op(name, infer, kernel, rule, shapes, domain))
