@@ -101,6 +101,7 @@ stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
 	done; \
 	part "KV cache, many steps with faults" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/distributed_cache/test_agreement.py $(PYTEST_OPTIONS); \
 	part "placement, many searches" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/topology/test_placement.py $(PYTEST_OPTIONS); \
+	part "threads that build and realize at once" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/runtime/test_threads.py $(PYTEST_OPTIONS); \
 	part "thousands of pipeline schedules" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/pipeline_parallel $(PYTEST_OPTIONS); \
 	for passes in none $(addprefix -,$(PASSES)); do \
 	    export FUEL_PASSES=$$passes; \

@@ -35,14 +35,15 @@ def table(library: str, version: str, outcomes: dict[str, tuple[str, str]]) -> s
     """The table of a library: a row for each outcome, with the functions that have it."""
     rows: dict[str, list[str]] = {text: [] for text in STATES.values()}
     for name, (state, why) in outcomes.items():
-        rows.setdefault(STATES.get(state) or _failure(why), []).append(f"`{name}`")
+        works = STATES.get(state)
+        rows.setdefault(works or _failure(why), []).append(f"`{name}`{f' ({why})' if works and why else ''}")
     lines = [f"| {NAMES.get(library, library)} {version} | |", "|---|---|"]
     lines += [f"| {text} | {', '.join(names)} |" for text, names in rows.items() if names]
     return "\n".join(lines)
 
 
 def _failure(why: str) -> str:
-    return f"not yet: {why}" if ":" in why else f"not yet: needs `{why}`"
+    return f"fails: {why}" if ":" in why else f"needs `{why}`"
 
 
 def told(library: str, page: str) -> str:
