@@ -69,7 +69,7 @@ def _complex_of(d: DType) -> DType:
 
 
 # The matrix of the transform is symmetric, so that each is its own adjoint.
-FFT = _transform(
+FFT: Op = _transform(
     "fft",
     lambda n: n,
     lambda d: d,
@@ -77,7 +77,7 @@ FFT = _transform(
     shapes="[...] -> [...]",
     domain=dtypes.COMPLEX,
 )
-IFFT = _transform(
+IFFT: Op = _transform(
     "ifft",
     lambda n: n,
     lambda d: d,
