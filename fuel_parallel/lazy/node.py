@@ -20,8 +20,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, EllipsisType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -201,16 +202,8 @@ _inferred: dict[tuple[Any, ...], Spec] = {}
 _INFERRED_LIMIT = 1 << 16
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _own_files: dict[str, bool] = {}
-
-
-class _LineOverrides(threading.local):
-    """The lines that `built_for` books nodes on, of this thread."""
-
-    def __init__(self) -> None:
-        self.lines: list[Line | None] = []
-
-
-_overrides = _LineOverrides()
+_booked_on: ContextVar[Line | EllipsisType | None] = ContextVar("booked_on", default=...)
+"""The line of `built_for` in this thread; `...` outside of it."""
 
 
 def apply(op: Op, inputs: tuple[Node, ...], *attrs: Any) -> Node:
@@ -233,8 +226,8 @@ def data_node(value: Any, spec: Spec) -> Node:
 
 def script_line() -> Line | None:
     """Code and line number of the innermost frame outside this package: the line the user wrote."""
-    lines = _overrides.lines
-    return lines[-1] if lines else line_of(sys._getframe(2))
+    line = _booked_on.get()
+    return line_of(sys._getframe(2)) if line is ... else line
 
 
 def line_of(frame: FrameType | None) -> Line | None:
@@ -253,12 +246,11 @@ def line_of(frame: FrameType | None) -> Line | None:
 @contextmanager
 def built_for(line: Line | None) -> Iterator[None]:
     """Nodes built inside are booked on `line`: a backward op belongs to the line of its forward op."""
-    lines = _overrides.lines
-    lines.append(line)
+    before = _booked_on.set(line)
     try:
         yield
     finally:
-        lines.pop()
+        _booked_on.reset(before)
 
 
 def describe_line(line: Line | None) -> str:
