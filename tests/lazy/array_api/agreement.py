@@ -34,11 +34,11 @@ def values(dtype: str, shape: Any, seed: int = 0, special: bool = False) -> Arra
     """Small numbers of a dtype with many ties; for real floats also infinities, NaN and signed zeros if `special`."""
     draw = np.random.default_rng(seed)
     if dtype in COMPLEX:
-        return (draw.integers(-3, 4, shape) + 1j * draw.integers(-3, 4, shape) / 2).astype(dtype)
+        return np.asarray(draw.integers(-3, 4, shape) + 1j * draw.integers(-3, 4, shape) / 2, dtype)
     if dtype in FLOATS:
         pool = [-2.5, -1.0, -0.5, 0.0, 0.25, 1.0, 3.0] + ([-0.0, np.inf, -np.inf, np.nan] if special else [])
-        return draw.choice(np.array(pool), shape).astype(dtype)
-    return draw.integers(0 if dtype[0] in "ub" else -3, 2 if dtype == "bool" else 5, shape).astype(dtype)
+        return np.asarray(draw.choice(np.array(pool), shape), dtype)
+    return np.asarray(draw.integers(0 if dtype[0] in "ub" else -3, 2 if dtype == "bool" else 5, shape), dtype)
 
 
 @st.composite
@@ -60,7 +60,7 @@ def axes_of(x: Array) -> st.SearchStrategy[Any]:
 
 def _given_to(namespace: Any, argument: Any) -> Any:
     if isinstance(argument, np.ndarray):
-        return namespace.asarray(argument)
+        return namespace.asarray(argument, copy=True)
     if isinstance(argument, np.dtype):
         return getattr(namespace, argument.name)
     if isinstance(argument, list | tuple):
@@ -71,8 +71,8 @@ def _given_to(namespace: Any, argument: Any) -> Any:
 def agree(function: str | Callable[..., Any], *arguments: Any, tolerance: float = 0.0, **options: Any) -> None:
     """Both namespaces give the same values, dtypes and shapes, or both refuse.
 
-    `function` is a name of the namespace such as `linalg.inv`, or a function of a namespace and the arguments. Arrays and
-    dtypes are those of numpy, and are converted for each.
+    `function` is a name of the namespace such as `linalg.inv`, or a function of a namespace and the arguments. Arrays
+    and dtypes are those of numpy, and are converted for each.
     """
 
     def call(namespace: Any) -> Any:
@@ -89,17 +89,18 @@ def agree(function: str | Callable[..., Any], *arguments: Any, tolerance: float 
         try:
             wanted = call(strict)
         except (TypeError, ValueError, IndexError) as refusal:
-            with pytest.raises((FuelError, TypeError)):
+            try:
                 _realized(call(ft))
-                pytest.fail(f"the standard's reference refuses: {refusal}")
-            return
+            except (FuelError, TypeError):
+                return
+            pytest.fail(f"the reference refuses: {refusal}")
     same(call(ft), wanted, tolerance)
 
 
 def refuses(function: str, *arguments: Any, **options: Any) -> bool:
     """Whether the reference refuses the call."""
     try:
-        reduce(getattr, function.split("."), strict)(*map(lambda a: _given_to(strict, a), arguments), **options)
+        reduce(getattr, function.split("."), strict)(*(_given_to(strict, a) for a in arguments), **options)
     except (TypeError, ValueError, IndexError):
         return True
     return False
@@ -127,7 +128,7 @@ def same(found: Any, wanted: Any, tolerance: float = 0.0) -> None:
             np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
         else:
             np.testing.assert_array_equal(got, expected)
-    elif hasattr(wanted, "_np_dtype"):
+    elif isinstance(wanted, type(strict.int8)):
         assert found == wanted._np_dtype
     else:
         assert found == wanted

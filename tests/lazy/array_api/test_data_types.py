@@ -43,10 +43,11 @@ def test_all_names_are_there_with_the_arguments_of_the_reference(part: str) -> N
 @settings(max_examples=80)
 @given(DTYPES, DTYPES)
 def test_promotion(a: Any, b: Any) -> None:
-    if not refuses("result_type", np.ones(1, a), np.ones(1, b)):
+    # Between kinds, which the standard leaves open, there is more: tests/lazy/test_dtypes.py.
+    if not refuses("result_type", a, b):
         agree("result_type", a, b)
         agree("result_type", np.ones(1, a), b)
-    agree("can_cast", a, b) if refuses("result_type", a, b) or a.kind == b.kind else None
+        agree("can_cast", a, b)
 
 
 @settings(max_examples=40)
@@ -86,7 +87,9 @@ def test_limits_of_floats(name: str) -> None:
 @pytest.mark.parametrize("kind", [None, *KINDS, ("bool", "integral")])
 def test_the_namespace_lists_the_dtypes_of_the_standard(kind: Any) -> None:
     info, wanted = ft.__array_namespace_info__(), strict.__array_namespace_info__()
-    assert {name: d.name for name, d in info.dtypes(kind=kind).items()} == {name: name for name in wanted.dtypes(kind=kind)}
+    assert {name: d.name for name, d in info.dtypes(kind=kind).items()} == {
+        name: name for name in wanted.dtypes(kind=kind)
+    }
     for name, d in info.default_dtypes().items():
         assert d.kind == wanted.default_dtypes()[name]._np_dtype.kind
     assert info.capabilities().keys() == wanted.capabilities().keys()
