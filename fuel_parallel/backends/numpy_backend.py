@@ -34,6 +34,9 @@ class NumpyBackend(Backend):
         return array
 
     def dlpack(self, array: Any, **options: Any) -> Any:
+        # Only the newer capsules can say that memory is not to be written.
+        if "max_version" not in options:
+            return array.__dlpack__(**options)
         view = array.view()
         view.flags.writeable = False
         return view.__dlpack__(**options)

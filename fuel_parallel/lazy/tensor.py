@@ -160,7 +160,10 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """The value as a DLPack capsule; read-only, and a copy where the consumer's DLPack knows no such memory."""
+        """The value as a DLPack capsule: read-only, or a copy where the consumer's DLPack knows no such memory.
+
+        With `copy=False` such a consumer gets the memory itself, and must not write into it.
+        """
         from fuel_parallel.backends import backend_of
 
         if copy is None and (max_version is None or max_version < (1, 0)):

@@ -297,14 +297,20 @@ def _dimensions(item: Any) -> int:
     return item.ndim if _is_mask(item) else 1
 
 
+def _check_mask(mask: Tensor, shape: Shape, axis: int) -> None:
+    """Raises the user's error unless the extents of a mask are those of the tensor, or 0."""
+    own = shape[axis : axis + mask.ndim]
+    if mask.ndim > len(own) or any(a not in (0, b) for a, b in zip(mask.shape, own, strict=True)):
+        raise IndexingError(
+            f"indexing: a mask of shape {mask.shape} does not fit x of shape {shape} at dimension {axis}"
+        )
+
+
 def _positions(mask: Tensor, shape: Shape, axis: int) -> tuple[Tensor, ...]:
     """A mask as index tensors; it is realized for that."""
     from fuel_parallel.lazy.ops.data_dependent import nonzero
 
-    if mask.shape != shape[axis : axis + mask.ndim]:
-        raise IndexingError(
-            f"indexing: a mask of shape {mask.shape} does not fit x of shape {shape} at dimension {axis}"
-        )
+    _check_mask(mask, shape, axis)
     if mask.ndim == 0:
         raise IndexingError("indexing: a mask without dimensions must be the only index")
     return nonzero(mask)
@@ -400,8 +406,9 @@ def setitem(x: Tensor, key: Any, value: Any) -> Tensor:
 
 def _fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     """One value wherever the mask is true: no shape depends on the mask, so that nothing is realized."""
-    if mask.shape != x.shape[: mask.ndim]:
-        raise IndexingError(f"indexing: a mask of shape {mask.shape} does not fit x of shape {x.shape} at dimension 0")
+    _check_mask(mask, x.shape, 0)
+    if not mask.size:
+        return x
     return binary.where(manipulation.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim)), value, x)
 
 

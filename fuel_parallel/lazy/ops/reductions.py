@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from fuel_parallel.errors import ShapeError
+from fuel_parallel.errors import AxisError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import ZERO, Op, Shape, Spec, apply, define
@@ -25,7 +25,7 @@ def normalize_axis(function: str, axis: int, ndim: int) -> int:
         raise ShapeError(f"{function}: an axis is an int, not {axis!r}")
     axis = axis.__index__()
     if not -ndim <= axis < ndim:
-        raise ShapeError(f"{function}: axis {axis} is out of bounds for a tensor of {ndim} dimensions")
+        raise AxisError(f"{function}: axis {axis} is out of bounds for a tensor of {ndim} dimensions")
     return axis % ndim
 
 
