@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pkgutil
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fuel_parallel
 from fuel_parallel.version import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
+import ops_page
 
 project = "fuel-parallel"
 copyright = "the fuel-parallel authors"
@@ -28,7 +32,7 @@ autodoc_typehints = "signature"
 
 
 def write_reference(app: Any) -> None:
-    """One page for `fuel_parallel` and one for each part of it, with what their `__all__` or public names offer."""
+    """A page of ops, one for `fuel_parallel` and one for each part of it, with what `__all__` or public names offer."""
     folder = Path(app.srcdir, "api")
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.rst"):
@@ -40,6 +44,7 @@ def write_reference(app: Any) -> None:
         options = [":members:", ":show-inheritance:", *([":no-index:"] if page == module else [])]
         text = [module, "=" * len(module), "", f".. automodule:: {module}", *(f"   {option}" for option in options), ""]
         (folder / f"{page}.rst").write_text("\n".join(text))
+    (folder / "ops.rst").write_text(ops_page.page(lambda line: "".join(rest_from_markdown([line]))))
 
 
 LIST_ITEM = re.compile(r"(-|\d+\.) ")

@@ -16,6 +16,10 @@ class ShapeError(FuelError, ValueError):
     """Shapes, axes or sizes that do not fit together."""
 
 
+class AxisError(ShapeError, IndexError):
+    """An axis that a tensor does not have."""
+
+
 class DTypeError(FuelError, TypeError):
     """A dtype that an operation does not take, or dtypes that do not promote to a common one."""
 

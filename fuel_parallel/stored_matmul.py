@@ -103,7 +103,16 @@ def _transposed_vjp(index: int, h: Tensor, y: Tensor, inputs: tuple[Tensor, ...]
 
 _ATTRIBUTES = ("storage", "shape", "block")
 STORED_MATMUL = define(
-    Op("stored_matmul", _infer, _kernel, vjp=_vjp, variadic=True, aliases=False, attr_names=_ATTRIBUTES)
+    Op(
+        "stored_matmul",
+        _infer,
+        _kernel,
+        vjp=_vjp,
+        variadic=True,
+        aliases=False,
+        attr_names=_ATTRIBUTES,
+        shapes="[rows, in], parts of a stored matrix -> [rows, out]",
+    )
 )
 STORED_MATMUL_TRANSPOSED = define(
     Op(
@@ -114,5 +123,6 @@ STORED_MATMUL_TRANSPOSED = define(
         variadic=True,
         aliases=False,
         attr_names=_ATTRIBUTES,
+        shapes="[rows, out], parts of a stored matrix -> [rows, in]",
     )
 )

@@ -52,6 +52,16 @@ def available_devices() -> list[str]:
     return ["cpu", *visible_devices()]
 
 
+def device_of_dlpack(place: tuple[int, int]) -> str:
+    """The device string for DLPack's device type and number."""
+    for device in available_devices():
+        if backend_of(device).dlpack_device == tuple(place):
+            return device
+    raise ArgumentError(
+        f"DLPack device {tuple(place)} is none of {', '.join(available_devices())}; move the array to one of them first"
+    )
+
+
 def _open(device: str) -> Backend:
     kind, _, number = device.partition(":")
     if kind in ("cuda", "rocm") and (number.isdigit() or not number):

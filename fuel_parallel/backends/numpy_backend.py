@@ -33,6 +33,14 @@ class NumpyBackend(Backend):
             return array.copy(order="C")
         return array
 
+    def dlpack(self, array: Any, **options: Any) -> Any:
+        # Only the newer capsules can say that memory is not to be written.
+        if "max_version" not in options:
+            return array.__dlpack__(**options)
+        view = array.view()
+        view.flags.writeable = False
+        return view.__dlpack__(**options)
+
     def running(self) -> AbstractContextManager[Any]:
         # Infinities and NaNs are values here, as the array API standard wants; numpy's warnings would name our lines.
         return np.errstate(all="ignore")

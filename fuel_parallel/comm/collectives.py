@@ -132,6 +132,7 @@ ALL_REDUCE = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "op", "replicated"),
+        shapes="[...] -> [...]",
     )
 )
 
@@ -161,6 +162,7 @@ REDUCE = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "op", "root"),
+        shapes="[...] -> [...]",
     )
 )
 
@@ -210,6 +212,7 @@ REDUCE_SCATTER = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "op", "dim", "rows"),
+        shapes="[..., n, ...] -> [..., rows of the rank, ...] along dim",
     )
 )
 
@@ -261,6 +264,7 @@ SCAN = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "op", "exclusive", "reverse"),
+        shapes="[...] -> [...]",
     )
 )
 
@@ -280,6 +284,7 @@ BROADCAST = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "root"),
+        shapes="[...] -> [...]",
     )
 )
 
@@ -309,6 +314,7 @@ ALL_GATHER = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "dim", "rows", "replicated"),
+        shapes="[..., n, ...] of each rank -> [..., sum of n, ...] along dim",
     )
 )
 
@@ -355,6 +361,7 @@ ALL_TO_ALL = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "split_dim", "concat_dim", "rows"),
+        shapes="[...] -> [...], split_dim cut by ranks and concat_dim joined",
     )
 )
 
@@ -383,6 +390,7 @@ ALL_TO_ALL_SIZES = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "dim", "sizes"),
+        shapes="[..., n, ...] -> [..., sum of sizes for the rank, ...] along dim",
     )
 )
 
@@ -404,6 +412,7 @@ SHIFT = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "offset", "wrap"),
+        shapes="[...] -> [...]",
     )
 )
 
@@ -416,6 +425,7 @@ REPLICATE = define(
         kernel=lambda xp, x, comm: x,
         vjp=(lambda g, y, x, comm: comm.all_reduce(g, replicated=True),),
         attr_names=("comm",),
+        shapes="[...] -> [...]",
     )
 )
 
@@ -432,6 +442,7 @@ SHARD = define(
         kernel=_shard_kernel,
         vjp=(lambda g, y, x, comm, dim: comm.all_gather(g, dim, size=x.shape[dim], replicated=True),),
         attr_names=("comm", "dim"),
+        shapes="[..., n, ...] -> [..., part of n, ...] along dim",
     )
 )
 
@@ -458,6 +469,7 @@ def _send_op(name: str, vjp: Any) -> Op:
             aliases=False,
             has_effect=True,
             attr_names=("comm", "dest", "tag"),
+            shapes="[...] -> [0]",
         )
     )
 
@@ -477,6 +489,7 @@ def _recv_op(name: str, vjp: Any) -> Op:
             crosses_ranks=True,
             aliases=False,
             attr_names=("comm", "shape", "dtype", "source", "tag", "device"),
+            shapes="-> shape",
         )
     )
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fuel_parallel.backends import check_device, memory_of
 from fuel_parallel.backends.device_memory import DeviceMemory
@@ -93,6 +93,20 @@ class Communicator(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}: rank {self.rank} of {self.world_size})"
+
+    # A copy of a model talks to the same ranks.
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise CommunicatorError(
+            f"{self!r} cannot be pickled: it is a group of running ranks; "
+            "what a model holds besides is written by fp.checkpoint"
+        )
 
     # How arrays move.
 

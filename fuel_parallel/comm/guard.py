@@ -276,7 +276,7 @@ class Guard:
         ran = set(self._ran)
         unasked = [
             (entry_of(built.op, built.attrs, built.spec).digest, describe_line(built.line))
-            for built in effects.built
+            for built in effects.latest()
             if guard_of(built.attrs) is self and built.serial not in ran and not is_message(built.op)
         ]
         asked = script_line()

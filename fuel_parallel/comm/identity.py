@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fuel_parallel.comm.communicator import CommInfo, Communicator
 from fuel_parallel.comm.transport import NoTransport
 
@@ -16,6 +18,9 @@ class IdentityComm(Communicator):
 
     def __init__(self, name: str = "world") -> None:
         super().__init__(CommInfo(0, 1), NoTransport("one rank alone has nobody to talk to"), name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IdentityComm, (self.name,)
 
     def barrier(self) -> None:
         """Returns at once."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fuel_parallel.comm.communicator import CommInfo, Communicator
 from fuel_parallel.comm.transport import NoTransport
 from fuel_parallel.errors import ArgumentError, CommunicatorError
@@ -20,6 +22,9 @@ class SymbolicComm(Communicator):
             raise ArgumentError(f"SymbolicComm: rank must lie between 0 and {world_size - 1}, but is {rank}")
         why = f"rank {rank} of {world_size} is symbolic: its graph can be built and shown, but not run"
         super().__init__(CommInfo(rank, world_size), NoTransport(why), name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SymbolicComm, (self.rank, self.world_size, self.name)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Not possible: who else has the color is known to real ranks only."""

@@ -247,6 +247,7 @@ RING_ATTENTION = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "ring"),
+        shapes="query, key and value in one vector -> [..., heads, m, v + 1]",
     )
 )
 RING_ATTENTION_BACKWARD = define(
@@ -257,5 +258,6 @@ RING_ATTENTION_BACKWARD = define(
         crosses_ranks=True,
         aliases=False,
         attr_names=("comm", "ring"),
+        shapes="[n], cotangent and result of ring_attention -> [n]",
     )
 )

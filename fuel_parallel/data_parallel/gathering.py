@@ -52,6 +52,7 @@ GATHER_ROWS = define(
         aliases=False,
         recomputed=True,
         attr_names=("comm", "extents"),
+        shapes="[n, ...] of each rank -> [sum of n, ...]",
     )
 )
 
@@ -62,5 +63,6 @@ MEAN_GRADIENT = define(
         kernel=lambda xp, x, comm: x,
         vjp=(lambda g, y, x, comm: comm.all_reduce(g, ReduceOp.AVG),),
         attr_names=("comm",),
+        shapes="[...] -> [...]",
     )
 )

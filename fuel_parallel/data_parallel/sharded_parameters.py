@@ -39,6 +39,12 @@ class ShardedParameter(Parameter):
         """The shape of what the model computes with."""
         self._last: weakref.ref[Node] | None = None
 
+    def __getstate__(self) -> Any:
+        # For copies and pickles, which gather for themselves.
+        state: Any = super().__getstate__()
+        own, slots = state
+        return own, {**slots, "_last": None}
+
     @property
     def is_cut(self) -> bool:
         """Whether this rank holds some of its rows, and not all."""

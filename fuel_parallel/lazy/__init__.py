@@ -8,7 +8,7 @@
 
 import math as _math
 
-from fuel_parallel.lazy import random
+from fuel_parallel.lazy import fft, linalg, random
 from fuel_parallel.lazy.autograd import grad, value_and_grad
 from fuel_parallel.lazy.dtypes import (
     bfloat16,
@@ -87,6 +87,7 @@ from fuel_parallel.lazy.ops.creation import (
     zeros,
     zeros_like,
 )
+from fuel_parallel.lazy.ops.data_dependent import nonzero, unique_all, unique_counts, unique_inverse, unique_values
 from fuel_parallel.lazy.ops.elementwise import (
     abs,
     acos,
@@ -180,7 +181,7 @@ from fuel_parallel.lazy.ops.reductions import (
     sum,
     var,
 )
-from fuel_parallel.lazy.show import show
+from fuel_parallel.lazy.show import graph, show
 from fuel_parallel.lazy.tensor import Tensor
 
 e = _math.e
@@ -250,6 +251,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "eye",
+    "fft",
     "finfo",
     "flip",
     "float16",
@@ -262,6 +264,7 @@ __all__ = [
     "full_like",
     "gelu",
     "grad",
+    "graph",
     "greater",
     "greater_equal",
     "grouped_matmul",
@@ -280,6 +283,7 @@ __all__ = [
     "layer_norm",
     "less",
     "less_equal",
+    "linalg",
     "linspace",
     "log",
     "log1p",
@@ -306,6 +310,7 @@ __all__ = [
     "negative",
     "newaxis",
     "nextafter",
+    "nonzero",
     "not_equal",
     "one_hot",
     "ones",
@@ -364,6 +369,10 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
     "unstack",
     "value_and_grad",
     "var",

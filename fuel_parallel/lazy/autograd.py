@@ -15,7 +15,7 @@ from typing import Any
 
 from fuel_parallel.errors import DTypeError, GradientError, ShapeError
 from fuel_parallel.lazy import dtypes, effects
-from fuel_parallel.lazy.node import Node, apply, built_for, describe_line
+from fuel_parallel.lazy.node import Node, apply, built_for, describe_line, graph_lock
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import flatten, unflatten
@@ -109,9 +109,12 @@ class Pullback:
     """
 
     def __init__(self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor], wrt: Sequence[Tensor]) -> None:
-        self._wanted = {tensor.node for tensor in wrt}
-        sends = effects.take_differentiable()
-        self._left, self._dependent = _paths([*[t.node for t in outputs], *sends], self._wanted)
+        # Each handle is read once: another thread may point it elsewhere.
+        self._node_of = {id(tensor): tensor.node for tensor in wrt}
+        self._wanted = set(self._node_of.values())
+        with graph_lock:
+            sends = effects.take_differentiable()
+            self._left, self._dependent = _paths([*[t.node for t in outputs], *sends], self._wanted)
         self._again = _Again(self._left)
         # What was sent is part of other ranks' losses; its cotangent is received, so any value starts it.
         self._cotangents = {send: creation.zeros((0,)) for send in sends}
@@ -136,7 +139,7 @@ class Pullback:
 
     def cotangent(self, tensor: Tensor) -> Tensor:
         """That of a wanted tensor, as far as the pass has come; zero if nothing depends on it."""
-        found = self._cotangents.get(tensor.node)
+        found = self._cotangents.get(self._node_of[id(tensor)])
         return creation.zeros_like(tensor) if found is None else found
 
     def arrived(self) -> list[Tensor]:
@@ -145,12 +148,13 @@ class Pullback:
 
     def _go(self, nodes: Sequence[Node]) -> list[Tensor]:
         cotangents, passed = self._cotangents, []
-        for node in nodes:
-            g = cotangents.get(node) if node in self._wanted else cotangents.pop(node, None)
-            if g is None or (not node.inputs and not node.op.crosses_ranks):
-                continue
-            _push(node, g, self._dependent, cotangents, self._again)
-            passed.append(g)
+        with graph_lock:
+            for node in nodes:
+                g = cotangents.get(node) if node in self._wanted else cotangents.pop(node, None)
+                if g is None or (not node.inputs and not node.op.crosses_ranks):
+                    continue
+                _push(node, g, self._dependent, cotangents, self._again)
+                passed.append(g)
         return passed
 
 

@@ -76,6 +76,7 @@ def dtype(of: Any) -> DType:
     raise DTypeError(f"{of!r} is not a dtype of this library; expected one of {', '.join(_BY_NAME)}")
 
 
+_named = dtype  # for functions that have an argument of that name
 _PYTHON_TYPES: dict[type, dict[Any, DType]] = {
     type: {bool: bool_, int: default_int, float: default_float, complex: default_complex}
 }
@@ -91,22 +92,22 @@ def is_inexact(d: DType) -> bool:
     return _RANK_OF_KIND[_KIND_OF[d]] >= 2
 
 
-def isdtype(d: Any, kinds: Any) -> bool:
-    """Whether `d` is of a kind (or of any of a tuple of kinds or dtypes), as the array API standard names them.
+def isdtype(dtype: Any, kind: Any) -> bool:
+    """Whether `dtype` is of a kind (or of any of a tuple of kinds or dtypes), as the array API standard names them.
 
     >>> isdtype(float32, "real floating"), isdtype(int8, ("bool", "unsigned integer"))
     (True, False)
     """
-    d = dtype(d)
-    if isinstance(kinds, tuple):
-        return any(isdtype(d, k) for k in kinds)
-    if isinstance(kinds, str) and kinds in _KINDS:
-        return d in _KINDS[kinds]
-    if isinstance(kinds, str) and kinds not in _BY_NAME:
+    d = _named(dtype)
+    if isinstance(kind, tuple):
+        return any(isdtype(d, k) for k in kind)
+    if isinstance(kind, str) and kind in _KINDS:
+        return d in _KINDS[kind]
+    if isinstance(kind, str) and kind not in _BY_NAME:
         raise ArgumentError(
-            f"isdtype: unknown kind {kinds!r}; expected a dtype or one of {', '.join(map(repr, _KINDS))}"
+            f"isdtype: unknown kind {kind!r}; expected a dtype or one of {', '.join(map(repr, _KINDS))}"
         )
-    return d is dtype(kinds)
+    return d is _named(kind)
 
 
 _KINDS: dict[str, tuple[DType, ...]] = {

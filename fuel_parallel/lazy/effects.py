@@ -6,16 +6,21 @@ order on the wire is the order of the script however a rank cuts its work into r
 
 A variable that is written to bit by bit, such as pages of a cache, is *due*: the next plan takes its value along. Else
 it would grow a graph behind it, and what it was would be held by that graph and could not be written over.
+
+What is kept belongs to the thread that made it, or to whichever comes first once that has ended: a thread that only
+prepares data must not be the one that waits for another rank.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fuel_parallel.lazy.node import Attrs, Line, Node, Op, Spec
 
@@ -33,69 +38,94 @@ class Built(NamedTuple):
     line: Line | None
 
 
-built: deque[Built] = deque(maxlen=128)
-"""The collectives that were built last; for the message when ranks differ."""
-
-_kept: list[Node] = []
-_dry = False
+T = TypeVar("T")
+_built: deque[Built] = deque(maxlen=128)
+_kept: list[tuple[threading.Thread, Node]] = []
 _due: dict[int, Tensor] = {}
-_differentiable: list[weakref.ref[Node]] = []
+_differentiable: list[tuple[threading.Thread, weakref.ref[Node]]] = []
 _noted: list[weakref.ref[Node]] = []
+_dry: ContextVar[bool] = ContextVar("dry", default=False)
+# Guards all of them. A signal handler may come here while its thread has it.
+_lock = threading.RLock()
 
 
 def keep(node: Node) -> None:
-    """Holds a node until a plan has run it."""
-    if _dry:
+    """Holds a node until a plan of this thread has run it."""
+    if _dry.get():
         return
-    _kept.append(node)
-    if node.op.has_effect and node.op.vjp:
-        _differentiable.append(weakref.ref(node))
+    thread = threading.current_thread()
+    with _lock:
+        _kept.append((thread, node))
+        if node.op.has_effect and node.op.vjp:
+            _differentiable.append((thread, weakref.ref(node)))
 
 
 def make_due(variable: Tensor) -> None:
     """Has the next plan compute the value that a variable has then."""
-    _due[id(variable)] = variable
+    with _lock:
+        _due[id(variable)] = variable
 
 
 def take_due() -> list[Tensor]:
     """All variables that are due; they are the caller's to compute now."""
-    taken = list(_due.values())
-    _due.clear()
+    with _lock:
+        taken = list(_due.values())
+        _due.clear()
     return taken
 
 
 def note(node: Node) -> None:
     """Remembers a collective for the order of later plans, without holding it."""
-    if _dry:
+    if _dry.get():
         return
-    _noted.append(weakref.ref(node))
     spec = node.inputs[0].spec if node.inputs else node.spec
-    built.append(Built(node.serial, node.op, node.attrs, spec, node.line))
+    with _lock:
+        _noted.append(weakref.ref(node))
+        _built.append(Built(node.serial, node.op, node.attrs, spec, node.line))
 
 
 @contextmanager
 def dry_run() -> Iterator[None]:
     """Nodes built inside are looked at and never run: collectives among them have no place in the script's order."""
-    global _dry
-    before, _dry = _dry, True
+    before = _dry.set(True)
     try:
         yield
     finally:
-        _dry = before
+        _dry.reset(before)
 
 
 def take() -> list[Node]:
-    """All kept nodes that have not run; they are the caller's to run now."""
-    taken, _kept[:] = list(_kept), []
-    return [node for node in taken if node.value is None]
+    """All kept nodes of this thread that have not run; they are the caller's to run now."""
+    return [node for node in _take_own(_kept) if node.value is None]
 
 
 def take_differentiable() -> list[Node]:
-    """The sends that the next backward pass answers for, each once: those not yet run."""
-    taken = [node for ref in _differentiable if (node := ref()) is not None and node.value is None]
-    if not _dry:
-        _differentiable.clear()
-    return taken
+    """The sends that the next backward pass of this thread answers for, each once: those not yet run."""
+    entries = list(_differentiable) if _dry.get() else _differentiable
+    found = [ref() for ref in _take_own(entries)]
+    return [node for node in found if node is not None and node.value is None]
+
+
+def _take_own(entries: list[tuple[threading.Thread, T]]) -> list[T]:
+    """Takes what this thread, or one that has ended, has put there."""
+    if not entries:
+        return []
+    this = threading.current_thread()
+    with _lock:
+        taken = [(thread is this or not thread.is_alive(), thread, what) for thread, what in entries]
+        entries[:] = [(thread, what) for own, thread, what in taken if not own]
+    return [what for own, _, what in taken if own]
+
+
+def latest() -> list[Built]:
+    """The collectives that were built last; for the message when ranks differ."""
+    with _lock:
+        return list(_built)
+
+
+def any_kept() -> bool:
+    """Whether `take` or `take_due` may find something."""
+    return bool(_kept) or bool(_due)
 
 
 def any_noted() -> bool:
@@ -105,8 +135,9 @@ def any_noted() -> bool:
 
 def noted_before(serial: int) -> list[Node]:
     """Living collectives older than `serial` that have not run."""
-    alive = [(ref, node) for ref in _noted if (node := ref()) is not None and node.value is None]
-    _noted[:] = [ref for ref, _ in alive]
+    with _lock:
+        alive = [(ref, node) for ref in _noted if (node := ref()) is not None and node.value is None]
+        _noted[:] = [ref for ref, _ in alive]
     return [node for _, node in alive if node.serial < serial]
 
 

@@ -57,8 +57,8 @@ class NamespaceInfo:
     """The standard's inspection object."""
 
     def capabilities(self) -> dict[str, Any]:
-        """What the namespace can do: no boolean indexing and no data-dependent shapes, since graphs are lazy."""
-        return {"boolean indexing": False, "data-dependent shapes": False, "max dimensions": 64}
+        """What the namespace can do; reading by a mask and shapes that depend on values realize what they ask."""
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> str:
         """Where tensors are made when no device is given."""
@@ -80,8 +80,8 @@ class NamespaceInfo:
         }
 
     def dtypes(self, *, device: str | None = None, kind: Any = None) -> dict[str, DType]:
-        """All dtypes by name, or those of a kind."""
-        return {d.name: d for d in dtypes.ALL if kind is None or dtypes.isdtype(d, kind)}
+        """The standard's dtypes by name, or those of a kind. float16 and bfloat16 are there beside them."""
+        return {d.name: d for d in dtypes.ALL if not dtypes.is_half(d) and (kind is None or dtypes.isdtype(d, kind))}
 
 
 def __array_namespace_info__() -> NamespaceInfo:

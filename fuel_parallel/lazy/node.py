@@ -7,6 +7,9 @@ topological order, and for collectives it is the order on the wire.
 When a node is realized its inputs are let go, so that memory is bounded by what is held, not by what was computed.
 What it once depended on is remembered as a set of numbers (`history`), so that a gradient that would silently miss a
 path through a released node is an error instead.
+
+Threads may build nodes side by side. `graph_lock` is held by whoever changes nodes that others may see, which is
+`realize`, and by whoever follows nodes to their inputs: `grad`, and what draws or cuts a graph.
 """
 
 from __future__ import annotations
@@ -15,19 +18,24 @@ import itertools
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import attrgetter
-from types import CodeType, FrameType
+from types import CodeType, EllipsisType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from fuel_parallel.errors import RealizeError
-from fuel_parallel.lazy.dtypes import DType
+from fuel_parallel.lazy.dtypes import ALL, DType
 
 Shape = tuple[int, ...]
 Attrs = tuple[Any, ...]
+
+graph_lock = threading.RLock()
+"""See the module's text."""
 
 
 class Spec:
@@ -47,11 +55,12 @@ class Spec:
         key = (shape, dtype, device)
         found = _specs.get(key)
         if found is None:
-            found = object.__new__(cls)
-            found.shape, found.dtype, found.device = key
-            found.size = math.prod(shape)
-            found.nbytes = found.size * dtype.itemsize
-            found = _specs.setdefault(key, found)
+            made = object.__new__(cls)
+            made.shape, made.dtype, made.device = key
+            made.size = math.prod(shape)
+            made.nbytes = made.size * dtype.itemsize
+            with _interning:
+                found = _specs.setdefault(key, made)
         return found
 
     def __reduce__(self) -> tuple[type[Spec], tuple[Shape, DType, str]]:
@@ -62,6 +71,7 @@ class Spec:
 
 
 _specs: WeakValueDictionary[tuple[Shape, DType, str], Spec] = WeakValueDictionary()
+_interning = threading.RLock()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,6 +97,9 @@ class Op:
     the elements at its place in the inputs, broadcast. `aliases` is False if the result never shares memory with an
     input. One that is `recomputed` runs again for the backward pass, which then does not hold the value of the forward
     pass.
+
+    `shapes` says in words what `infer` does with shapes, as in `[..., m, k], [..., k, n] -> [..., m, n]`, and `domain`
+    which dtypes it takes for the first input. The reference is made of them.
     """
 
     name: str
@@ -104,6 +117,8 @@ class Op:
     aliases: bool = True
     recomputed: bool = False
     attr_names: tuple[str, ...] = ()
+    shapes: str = ""
+    domain: tuple[DType, ...] = ALL
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -205,7 +220,8 @@ _inferred: dict[tuple[Any, ...], Spec] = {}
 _INFERRED_LIMIT = 1 << 16
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _own_files: dict[str, bool] = {}
-_line_override: list[Line | None] = []
+_booked_on: ContextVar[Line | EllipsisType | None] = ContextVar("booked_on", default=...)
+"""The line of `built_for` in this thread; `...` outside of it."""
 
 
 def apply(op: Op, inputs: tuple[Node, ...], *attrs: Any) -> Node:
@@ -228,7 +244,8 @@ def data_node(value: Any, spec: Spec) -> Node:
 
 def script_line() -> Line | None:
     """Code and line number of the innermost frame outside this package: the line the user wrote."""
-    return _line_override[-1] if _line_override else line_of(sys._getframe(2))
+    line = _booked_on.get()
+    return line_of(sys._getframe(2)) if line is ... else line
 
 
 def line_of(frame: FrameType | None) -> Line | None:
@@ -247,11 +264,11 @@ def line_of(frame: FrameType | None) -> Line | None:
 @contextmanager
 def built_for(line: Line | None) -> Iterator[None]:
     """Nodes built inside are booked on `line`: a backward op belongs to the line of its forward op."""
-    _line_override.append(line)
+    before = _booked_on.set(line)
     try:
         yield
     finally:
-        _line_override.pop()
+        _booked_on.reset(before)
 
 
 def describe_line(line: Line | None) -> str:
@@ -283,8 +300,8 @@ def _data_has_no_kernel(*_: Any) -> Any:
     raise RuntimeError("a data node holds its value and is never computed")
 
 
-LOST = define(Op("lost", infer=_is_lost, kernel=_is_lost, vjp=ZERO))
-DATA = define(Op("data", infer=_data_has_no_kernel, kernel=_data_has_no_kernel, vjp=ZERO))
+LOST = define(Op("lost", infer=_is_lost, kernel=_is_lost, vjp=ZERO, shapes="of the value that was lost"))
+DATA = define(Op("data", infer=_data_has_no_kernel, kernel=_data_has_no_kernel, vjp=ZERO, shapes="of the value"))
 
 
 def topological(roots: Iterable[Node]) -> list[Node]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.lazy.node import Node, Op, describe_line, topological
+from fuel_parallel.lazy.node import Node, Op, describe_line, graph_lock, topological
 from fuel_parallel.lazy.tensor import Tensor
 
 _LONGEST_ATTRIBUTE = 32
@@ -37,10 +37,11 @@ class Entry:
 
 def outline(tensors: Iterable[Tensor]) -> list[Entry]:
     """The entries of all nodes that the tensors wait for, and of the values that those start from; each node once."""
-    outputs = {t.node for t in tensors}
-    nodes = topological(outputs)
-    place = {node: number for number, node in enumerate(nodes)}
-    return [_entry(node, place, node in outputs) for node in nodes]
+    with graph_lock:
+        outputs = {t.node for t in tensors}
+        nodes = topological(outputs)
+        place = {node: number for number, node in enumerate(nodes)}
+        return [_entry(node, place, node in outputs) for node in nodes]
 
 
 def _entry(node: Node, place: dict[Node, int], is_output: bool) -> Entry:
@@ -59,10 +60,11 @@ def _entry(node: Node, place: dict[Node, int], is_output: bool) -> Entry:
 
 
 def category_of(op: Op) -> str:
-    """The module that the op comes from, as in `reductions`; `collectives` for all that crosses ranks."""
+    """The module of the op, as in `reductions`; `collectives` for what crosses ranks, `data` for values."""
     if op.crosses_ranks:
         return "collectives"
-    return "data" if op.name == "data" else op.infer.__module__.rpartition(".")[2]
+    module = op.infer.__module__
+    return "data" if module == Op.__module__ else module.rpartition(".")[2]
 
 
 def _describe_attributes(node: Node) -> tuple[str, ...]:

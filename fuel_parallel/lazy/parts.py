@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fuel_parallel.lazy.node import Node, apply
-from fuel_parallel.lazy.ops.creation import FULL
+from fuel_parallel.lazy.node import Node, apply, graph_lock
+from fuel_parallel.lazy.ops.creation import FULL, STOP_GRADIENT
 from fuel_parallel.lazy.random import RANDOM_BITS, RANDOM_UNIFORM
 from fuel_parallel.lazy.tensor import Tensor
 
@@ -23,7 +23,8 @@ def part_of(x: Tensor, box: Box) -> Tensor:
     >>> bool(ft.all(part == whole[1:3])), max(node.spec.size for node in topological([part.node]))
     (True, 12)
     """
-    return Tensor(_part(x.node, box, {}))
+    with graph_lock:
+        return Tensor(_part(x.node, box, {}))
 
 
 def _part(node: Node, box: Box, made: dict[tuple[int, Box], Node]) -> Node:
@@ -43,7 +44,7 @@ def _computed(node: Node, box: Box, made: dict[tuple[int, Box], Node]) -> Node:
         _, whole, start = node.attrs
         first = tuple(at + span.start for at, span in zip(start, box, strict=True))
         return apply(RANDOM_BITS, node.inputs, shape, whole, first)
-    if node.op.elementwise or node.op is RANDOM_UNIFORM:
+    if node.op.elementwise or node.op in (RANDOM_UNIFORM, STOP_GRADIENT):
         return apply(node.op, tuple(_part(one, _behind(one, node, box), made) for one in node.inputs), *node.attrs)
     return Tensor(node)[tuple(slice(span.start, span.stop) for span in box)].node
 

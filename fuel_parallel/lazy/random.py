@@ -9,6 +9,7 @@ says which window of the global tensor it is and gets just those numbers.
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,8 @@ RANDOM_BITS = define(
         kernel=_random_bits_kernel,
         vjp=ZERO,
         attr_names=("shape", "global_shape", "start"),
+        shapes="[2] -> shape",
+        domain=(dtypes.uint64,),
     )
 )
 RANDOM_UNIFORM = define(
@@ -78,8 +81,13 @@ RANDOM_UNIFORM = define(
         kernel=lambda xp, bits, dtype: _unit_interval(bits, dtype),
         vjp=ZERO,
         attr_names=("dtype",),
+        shapes="[...] -> [...]",
+        domain=(dtypes.uint64,),
     )
 )
+
+
+_drawing = threading.Lock()
 
 
 class Generator:
@@ -121,8 +129,9 @@ class Generator:
             s + e > w for s, e, w in zip(first, extents, whole, strict=True)
         ):
             raise ShapeError(f"random: a window of shape {extents} at {first} does not lie in global shape {whole}")
-        key = creation.asarray(np.array([self.seed, self.stream], dtype=np.uint64))
-        self.stream += 1
+        with _drawing:
+            stream, self.stream = self.stream, self.stream + 1
+        key = creation.asarray(np.array([self.seed, stream], dtype=np.uint64))
         return Tensor(apply(RANDOM_BITS, (key.node,), extents, whole, first))
 
     def uniform(self, shape: Any, low: float = 0.0, high: float = 1.0, *, dtype: Any = None, **window: Any) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,42 @@ from fuel_parallel.lazy.tree import tensors_of
 
 _MOST_INPUTS = 8
 _WIDEST_ATTRIBUTES = 44
+
+
+@dataclass(frozen=True, slots=True)
+class GraphView:
+    """The graph behind some tensors, as it was when it was looked at. A notebook shows it as a picture."""
+
+    entries: list[Entry]
+
+    def __str__(self) -> str:
+        return table(self.entries)
+
+    def _repr_svg_(self) -> str:
+        return to_svg(self.entries)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Draws the graph: as Graphviz text (`.dot`, `.gv`), or as a picture (`.svg`)."""
+        write = _WRITERS.get(Path(file).suffix.lower())
+        if write is None:
+            raise ArgumentError(f"show: the file must end in {', '.join(_WRITERS)}, but is named {os.fspath(file)!r}")
+        Path(file).write_text(write(self.entries), encoding="utf-8")
+
+
+_WRITERS: dict[str, Callable[[list[Entry]], str]] = {".dot": to_dot, ".gv": to_dot, ".svg": to_svg}
+
+
+def graph(x: Any) -> GraphView:
+    """The graph behind a tensor, a module or a nest of them, for a notebook to draw; `show` prints it.
+
+    >>> import fuel_parallel.lazy as ft
+    >>> [entry.op for entry in graph(ft.ones(3) + ft.asarray([1.0, 2.0, 3.0])).entries]
+    ['full', 'data', 'add']
+    """
+    tensors = tensors_of(x)
+    if not tensors:
+        raise ArgumentError(f"show: expected a tensor, a module or a nest of them, but found no tensor in {x!r:.60}")
+    return GraphView(outline(tensors))
 
 
 def show(x: Any, file: str | os.PathLike[str] | None = None) -> None:
@@ -34,19 +71,11 @@ def show(x: Any, file: str | os.PathLike[str] | None = None) -> None:
        1  multiply  0 0     float32[2, 3]                             cpu     lazy   ...
     >  2  sum       1       float32[3]     axis=(0,), keepdims=False  cpu     lazy   ...
     """
-    tensors = tensors_of(x)
-    if not tensors:
-        raise ArgumentError(f"show: expected a tensor, a module or a nest of them, but found no tensor in {x!r:.60}")
+    view = graph(x)
     if file is None:
-        sys.stdout.write(table(outline(tensors)))
-        return
-    write = _WRITERS.get(Path(file).suffix.lower())
-    if write is None:
-        raise ArgumentError(f"show: the file must end in {', '.join(_WRITERS)}, but is named {os.fspath(file)!r}")
-    Path(file).write_text(write(outline(tensors)), encoding="utf-8")
-
-
-_WRITERS: dict[str, Callable[[list[Entry]], str]] = {".dot": to_dot, ".gv": to_dot, ".svg": to_svg}
+        sys.stdout.write(str(view))
+    else:
+        view.save(file)
 
 
 def table(entries: list[Entry]) -> str:

@@ -8,11 +8,11 @@ one as it was.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from fuel_parallel.errors import ShapeError
+from fuel_parallel.errors import DTypeError, ShapeError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Node, Shape
 
@@ -94,10 +94,16 @@ class Tensor:
         realize(self)
         return self
 
+    def realized_node(self) -> Node:
+        """The node, with its value."""
+        self.realize()
+        while (node := self.node).value is None:  # another thread has pointed the handle elsewhere
+            self.realize()
+        return node
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """The value as a read-only numpy array."""
-        self.realize()
-        return to_numpy(self.node)
+        return to_numpy(self.realized_node())
 
     def item(self) -> Scalar:
         """The value of a tensor of one element as a Python scalar."""
@@ -146,11 +152,26 @@ class Tensor:
             return value.astype(dtype)
         return value.copy() if copy else value
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The value as a DLPack capsule: read-only, or a copy where the consumer's DLPack knows no such memory.
+
+        With `copy=False` such a consumer gets the memory itself, and must not write into it.
+        """
         from fuel_parallel.backends import backend_of
 
-        self.realize()
-        return backend_of(self.device).dlpack(self.node.value, **options)
+        if copy is None and (max_version is None or max_version < (1, 0)):
+            copy = True
+        options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return backend_of(self.device).dlpack(
+            self.realized_node().value, **{name: option for name, option in options.items() if option is not None}
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         from fuel_parallel.backends import backend_of
@@ -190,13 +211,23 @@ class Tensor:
         return (self[i] for i in range(self.shape[0]))
 
     def __repr__(self) -> str:
-        where = "" if self.device == "cpu" else f", device={self.device!r}"
-        if not self.is_realized:
-            return f"Tensor(shape={self.shape}, dtype={self.dtype.name}{where}, lazy {self.node.op.name})"
-        values = np.array2string(to_numpy(self.node), separator=", ", threshold=40, edgeitems=3, prefix="Tensor(")
-        return f"Tensor({values}, shape={self.shape}, dtype={self.dtype.name}{where})"
+        return display.text(self)
 
-    # Indexing.
+    def _repr_html_(self) -> str:
+        return display.html(self)
+
+    # Copies share the value; see `copying`.
+
+    def __copy__(self) -> Self:
+        return copying.shallow_copy(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return copying.deep_copy(self, memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copying.reduced(self)
+
+    # Indexing. What is assigned is a new node; the handle is pointed at it.
 
     def __getitem__(self, key: Any) -> Tensor:
         return indexing.getitem(self, key)
@@ -318,6 +349,60 @@ class Tensor:
     def __ge__(self, other: Any) -> Tensor:
         return binary.greater_equal(self, other)
 
+    # In place: the handle is pointed at the result, which must have its shape and dtype.
+
+    def _rebound(self, operator: str, result: Tensor) -> Tensor:
+        if result.dtype != self.dtype:
+            raise DTypeError(
+                f"x {operator}= y: the result is {result.dtype.name} and x is {self.dtype.name}; "
+                f"cast y with astype, or write x = x {operator} y"
+            )
+        if result.shape != self.shape:
+            raise ShapeError(
+                f"x {operator}= y: the result has shape {result.shape} and x {self.shape}; write x = x {operator} y"
+            )
+        self.node = result.node
+        return self
+
+    def __iadd__(self, other: Any) -> Tensor:
+        return self._rebound("+", self + other)
+
+    def __isub__(self, other: Any) -> Tensor:
+        return self._rebound("-", self - other)
+
+    def __imul__(self, other: Any) -> Tensor:
+        return self._rebound("*", self * other)
+
+    def __itruediv__(self, other: Any) -> Tensor:
+        return self._rebound("/", self / other)
+
+    def __ifloordiv__(self, other: Any) -> Tensor:
+        return self._rebound("//", self // other)
+
+    def __imod__(self, other: Any) -> Tensor:
+        return self._rebound("%", self % other)
+
+    def __ipow__(self, other: Any) -> Tensor:
+        return self._rebound("**", self**other)
+
+    def __imatmul__(self, other: Any) -> Tensor:
+        return self._rebound("@", self @ other)
+
+    def __iand__(self, other: Any) -> Tensor:
+        return self._rebound("&", self & other)
+
+    def __ior__(self, other: Any) -> Tensor:
+        return self._rebound("|", self | other)
+
+    def __ixor__(self, other: Any) -> Tensor:
+        return self._rebound("^", self ^ other)
+
+    def __ilshift__(self, other: Any) -> Tensor:
+        return self._rebound("<<", self << other)
+
+    def __irshift__(self, other: Any) -> Tensor:
+        return self._rebound(">>", self >> other)
+
 
 def to_numpy(node: Node) -> np.ndarray[Any, Any]:
     """A read-only host view of the value of a realized node."""
@@ -330,6 +415,7 @@ def to_numpy(node: Node) -> np.ndarray[Any, Any]:
 
 
 # The functions behind the operators are built on Tensor, so they come after it.
+from fuel_parallel.lazy import copying, display  # noqa: E402
 from fuel_parallel.lazy.ops import (  # noqa: E402
     binary,
     contraction,

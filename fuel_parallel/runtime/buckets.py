@@ -63,6 +63,7 @@ JOIN = define(
         variadic=True,
         aliases=False,
         attr_names=("axis",),
+        shapes="[..., n, ...] of each -> [..., sum of n, ...] along axis",
     )
 )
 """A `concat` whose parts are made in their places of a bucket, all or some of them."""

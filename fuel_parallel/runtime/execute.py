@@ -1,9 +1,11 @@
-"""Runs a plan: one kernel after the other, each value let go after its last use."""
+"""Runs a plan: one kernel after the other, each value let go after its last use.
+
+One thread at a time: who runs a plan holds the graph's lock, since all plans share the arena.
+"""
 
 from __future__ import annotations
 
 import gc
-import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +22,6 @@ from fuel_parallel.runtime.region import REGION, region_into
 from fuel_parallel.runtime.trace import recorder
 
 _arena = Arena()
-_one_at_a_time = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,8 @@ def execute(
     `spare` are the leaves whose memory nobody else holds: a result may take it over. Those that were end in `taken`.
     Raises `RealizeError` with the op and the script's line when a kernel fails.
     """
-    with _one_at_a_time:
-        announce(plan.steps, computed)
-        return _Run(plan, leaves, computed, spare, set() if taken is None else taken).run()
+    announce(plan.steps, computed)
+    return _Run(plan, leaves, computed, spare, set() if taken is None else taken).run()
 
 
 class _Run:

@@ -158,5 +158,7 @@ def _row_dot(xp: Any, x: Any, y: Any, kind: str) -> Any:
     return _BLOCK_KERNELS[kind](xp, x * y)
 
 
-ROW_DOT = define(Op("row_dot", not_inferred, _row_dot, attr_names=("kind",)))
+ROW_DOT = define(
+    Op("row_dot", not_inferred, _row_dot, attr_names=("kind",), shapes="[rows, columns], [rows, columns] -> [rows, 1]")
+)
 """The `sum` or `mean` along rows of a product."""

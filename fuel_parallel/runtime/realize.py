@@ -11,7 +11,7 @@ from typing import Any
 from fuel_parallel import failure
 from fuel_parallel.backends import backend_of
 from fuel_parallel.lazy import effects
-from fuel_parallel.lazy.node import History, Node, lose
+from fuel_parallel.lazy.node import History, Node, graph_lock, lose
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.lazy.tree import tensors_of
 from fuel_parallel.runtime.execute import execute
@@ -25,7 +25,7 @@ def realize(*things: Any) -> None:
 
     Work that several of them share is done once; what none of them needs is not done. Afterwards they hold their values
     and the graph behind them is let go. Pending sends and writes to a cache, and collectives older than those that are
-    needed, run as well.
+    needed, run as well. Threads may call it; one runs at a time.
 
     >>> import fuel_parallel.lazy as ft
     >>> a = ft.ones(3); b = a + 1; c = a * 5
@@ -33,14 +33,18 @@ def realize(*things: Any) -> None:
     >>> b.is_realized, c.is_realized
     (True, True)
     """
-    tensors = [*tensors_of(*things), *effects.take_due()]
-    targets = [t.node for t in tensors if t.node.value is None]
-    side_effects = effects.take()
-    # In the order in which they were given, so that equal steps have equal graphs.
-    roots = [*targets, *side_effects]
-    if roots:
-        state = {t.node for t in tensors if t.is_state}
-        _run(_with_older_collectives(roots), set(roots), state)
+    tensors = tensors_of(*things)
+    if not effects.any_kept() and all(t.is_realized for t in tensors):
+        return  # who only reads a value does not wait for other threads
+    with graph_lock:
+        # Each handle is read once: another thread may point it elsewhere.
+        nodes = [(t.node, t.is_state) for t in [*tensors, *effects.take_due()]]
+        targets = [node for node, _ in nodes if node.value is None]
+        side_effects = effects.take()
+        # In the order in which they were given, so that equal steps have equal graphs.
+        roots = [*targets, *side_effects]
+        if roots:
+            _run(_with_older_collectives(roots), set(roots), {node for node, is_state in nodes if is_state})
 
 
 Choose = Callable[[list[Node]], Sequence[int]]
@@ -55,9 +59,10 @@ def hold(tensors: Sequence[Tensor], choose: Choose) -> list[Any]:
     """
     nodes = [tensor.node for tensor in tensors]
     arrays = {node: node.value for node in nodes if node.value is not None}
-    roots = [*[node for node in nodes if node.value is None], *effects.take()]
-    if roots:
-        _run(_with_older_collectives(roots), set(), set(), choose, arrays)
+    with graph_lock:
+        roots = [*[node for node in nodes if node.value is None], *effects.take()]
+        if roots:
+            _run(_with_older_collectives(roots), set(), set(), choose, arrays)
     return [backend_of(node.spec.device).settle(arrays[node]) for node in nodes]
 
 

@@ -68,5 +68,16 @@ def _run_whole(xp: Any, program: Program, inputs: list[Any], outputs: list[Any])
         out[...] = registers[register]
 
 
-REGION = define(Op("region", not_inferred, _region_kernel, variadic=True, attr_names=("program",)))
-ITEM = define(Op("item", not_inferred, lambda xp, x, index: x[index], attr_names=("index",)))
+REGION = define(
+    Op(
+        "region",
+        not_inferred,
+        _region_kernel,
+        variadic=True,
+        attr_names=("program",),
+        shapes="of the outputs of program",
+    )
+)
+ITEM = define(
+    Op("item", not_inferred, lambda xp, x, index: x[index], attr_names=("index",), shapes="of one output of a region")
+)

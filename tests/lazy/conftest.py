@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,46 @@ def scale_and_subtract(e: ft.Tensor, rows: ft.Tensor, g: ft.Tensor, index: ft.Te
 
 def scaled_and_subtracted(e: Array, rows: Array, g: Array, index: Array) -> Array:
     return np.asarray(e * rows - g[..., None] * (index[..., None] == np.arange(e.shape[-1])))
+
+
+MATRICES = both_signs(2, 3, 3) + 3 * np.eye(3)
+SYMMETRIC = MATRICES @ MATRICES.swapaxes(-1, -2) / 4 + np.diag([0.5, 1.0, 2.0])
+TALL = spread(-1.0, 1.0, 3, 2) + np.eye(3, 2)
+WIDE = np.ascontiguousarray(TALL.T)
+
+
+def symmetrized(x: Array) -> Array:
+    return np.asarray((x + x.swapaxes(-1, -2)) / 2)
+
+
+def side_by_side(xp: Any, *parts: Any) -> Any:
+    """All elements of the parts, as one vector."""
+    join = ft.concat if xp is ft else np.concatenate
+    return join([xp.reshape(part, (-1,)) for part in parts])
+
+
+def squares_of_vectors(xp: Any, values: Any, *vectors: Any) -> Any:
+    """Eigenvalues or singular values, and what does not depend on the sign of a vector."""
+    return side_by_side(xp, values, *(v * v for v in vectors))
+
+
+def svd_parts(xp: Any, x: Any, full: bool) -> Any:
+    u, s, vh = xp.linalg.svd(x, full_matrices=full)
+    return squares_of_vectors(xp, s, u, vh)
+
+
+def eigh_parts(xp: Any, x: Any) -> Any:
+    values, vectors = xp.linalg.eigh(x)
+    return squares_of_vectors(xp, values, vectors)
+
+
+def of_both(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """One function of a namespace and an array: with ours it is built, with numpy's it is the oracle."""
+    return partial(function, ft), partial(function, np)
+
+
+def parts_of_complex(xp: Any, z: Any) -> Any:
+    return side_by_side(xp, xp.real(z), xp.imag(z))
 
 
 UNARY: dict[str, tuple[Callable[..., Any], Array]] = {
@@ -400,6 +441,39 @@ CASES = [
     case("log_softmax", lambda x: ft.log_softmax(x, axis=1), lambda x: np.log(softmax(x, 1)), CUBE),
     case("normalize", ft.layer_norm, lambda x: normalized(x, 1e-5, True), CUBE),
     case("normalize", ft.rms_norm, lambda x: normalized(x, 1e-6, False), CUBE),
+]
+
+CASES += [
+    *(
+        case(f"complex_{name}", *of_both(lambda xp, x, name=name: xp.imag(getattr(xp, name)(x * (1 + 0.5j)))), X)
+        for name in ("expm1", "tanh")
+    ),
+    case("cholesky", ft.linalg.cholesky, lambda x: np.linalg.cholesky(symmetrized(x)), SYMMETRIC),
+    case("inv", *of_both(lambda xp, x: xp.linalg.inv(x)), MATRICES),
+    case("solve", *of_both(lambda xp, a, b: xp.linalg.solve(a, b)), MATRICES, both_signs(2, 3, 2)),
+    case("det", *of_both(lambda xp, x: xp.linalg.det(x)), MATRICES),
+    case("slogdet", *of_both(lambda xp, x: xp.linalg.slogdet(x).logabsdet), MATRICES),
+    case("eigh", lambda x: eigh_parts(ft, x), lambda x: eigh_parts(np, symmetrized(x)), SYMMETRIC[0]),
+    case("eigvalsh", ft.linalg.eigvalsh, lambda x: np.linalg.eigvalsh(symmetrized(x)), SYMMETRIC),
+    *(
+        case("svd", *of_both(lambda xp, x, full=full: svd_parts(xp, x, full)), x)
+        for full in (False, True)
+        for x in (TALL, WIDE)
+    ),
+    case("svdvals", *of_both(lambda xp, x: xp.linalg.svdvals(x)), TALL),
+    *(
+        case("qr", *of_both(lambda xp, x, mode=mode: side_by_side(xp, *xp.linalg.qr(x, mode=mode))), x)
+        for mode, x in (("reduced", TALL), ("complete", TALL), ("reduced", WIDE))
+    ),
+    *(case("pinv", *of_both(lambda xp, x: xp.linalg.pinv(x)), x) for x in (TALL, WIDE)),
+    *(
+        case(name, *of_both(lambda xp, x, name=name: parts_of_complex(xp, getattr(xp.fft, name)(x, n=5, axis=1))), CUBE)
+        for name in ("fft", "ifft", "rfft")
+    ),
+    *(
+        case("irfft", *of_both(lambda xp, x, n=n: xp.fft.irfft(x * (1 + 2j), n=n, axis=1, norm="ortho")), CUBE)
+        for n in (5, 4)
+    ),
 ]
 
 # Ops without inputs have tests of their own; each is named with the file that holds them.

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from typing import Any
 
 import numpy as np
 import pytest
 
+import fuel_parallel
 import fuel_parallel.lazy as ft
+from fuel_parallel.errors import FuelError
 from fuel_parallel.lazy import dtypes
-from fuel_parallel.lazy.node import OPS, Node
+from fuel_parallel.lazy.node import OPS, Node, Spec
 
 # How far a result may be from that of float64, relative to the largest element.
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "float16": 4e-3, "bfloat16": 4e-2}
 
 
-def ops_below(tensor: ft.Tensor) -> set[str]:
+def nodes_below(tensor: ft.Tensor) -> set[Node]:
     stack: list[Node] = [tensor.node]
     seen: set[Node] = set()
     while stack:
@@ -23,7 +27,11 @@ def ops_below(tensor: ft.Tensor) -> set[str]:
         if node not in seen:
             seen.add(node)
             stack.extend(node.inputs)
-    return {node.op.name for node in seen}
+    return seen
+
+
+def nodes_of(op: str, tensor: ft.Tensor) -> list[Node]:
+    return [node for node in nodes_below(tensor) if node.op.name == op]
 
 
 def close(found: np.ndarray[Any, Any], wanted: Any, tolerance: float) -> None:
@@ -44,7 +52,7 @@ def test_no_op_is_without_a_case(covered: dict[str, set[str]]) -> None:
 
 def test_value_and_dtype_are_those_of_numpy(case: Any) -> None:
     built = case.build(*map(ft.asarray, case.inputs))
-    assert case.op in ops_below(built)
+    assert case.op in {node.op.name for node in nodes_below(built)}
     wanted = np.asarray(case.oracle(*case.inputs))
     assert built.dtype == wanted.dtype
     assert built.shape == wanted.shape
@@ -58,10 +66,35 @@ def test_narrow_floats_are_rounded_only_at_the_end(case: Any, dtype: Any) -> Non
     inputs = [ft.asarray(x).astype(dtype) if x.dtype.kind == "f" else ft.asarray(x) for x in case.inputs]
     built = case.build(*inputs)
     wanted = np.asarray(case.oracle(*(x.numpy().astype(np.float64) if x.dtype == dtype else x.numpy() for x in inputs)))
-    if case.op == "imag":
+    if any(dtypes.kind(node.spec.dtype) == "complex floating" for node in nodes_below(built)):
         dtype = dtypes.float32  # there is no narrower complex dtype than complex64
     assert built.dtype == (wanted.dtype if wanted.dtype.kind != "f" or case.op == "astype" else dtype)
     close(built.numpy(), wanted, TOLERANCE[dtype.name])
+
+
+def test_no_op_is_without_a_shape_rule_in_words() -> None:
+    for module in pkgutil.walk_packages(fuel_parallel.__path__, "fuel_parallel."):
+        importlib.import_module(module.name)
+    assert [name for name, op in OPS.items() if not op.shapes] == []
+
+
+def test_an_op_takes_the_dtypes_of_its_domain_and_is_never_built_with_others(case: Any) -> None:
+    op = OPS[case.op]
+    (node, *_) = nodes_of(case.op, case.build(*map(ft.asarray, case.inputs)))
+    usual = node.inputs[0].spec.dtype
+    for dtype in dtypes.ALL:
+        if dtype in op.domain:
+            specs = [
+                Spec(i.spec.shape, dtype if i.spec.dtype is usual else i.spec.dtype, i.spec.device) for i in node.inputs
+            ]
+            assert (op.infer(tuple(specs), *node.attrs) if op.variadic else op.infer(*specs, *node.attrs)) is not None
+            continue
+        inputs = [ft.asarray(x) if x.dtype != usual else ft.astype(ft.asarray(x), dtype) for x in case.inputs]
+        try:
+            built = nodes_of(case.op, case.build(*inputs))
+        except FuelError:
+            continue
+        assert all(node.inputs[0].spec.dtype is not dtype for node in built)
 
 
 def test_value_on_another_device(case: Any, other_device: str) -> None:

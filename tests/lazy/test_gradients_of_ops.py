@@ -117,7 +117,55 @@ COMPLEX_FUNCTIONS: dict[str, Callable[[ft.Tensor], ft.Tensor]] = {
     "where": lambda z: ft.real(ft.where(ft.real(z) > 0, z * z, z)),
     "mean": lambda z: ft.imag(ft.mean(z * z, axis=1)),
     "sqrt": lambda z: ft.imag(ft.sqrt(z)),
+    "tanh": lambda z: ft.imag(ft.tanh(z)),
+    "cholesky": lambda z: both_parts(ft.linalg.cholesky(hermitian(z))),
+    "inv": lambda z: both_parts(ft.linalg.inv(square(z))),
+    "solve": lambda z: both_parts(ft.linalg.solve(square(z), z)),
+    "det": lambda z: both_parts(ft.linalg.det(square(z))),
+    "slogdet": lambda z: both_parts(ft.linalg.slogdet(square(z)).sign) + ft.linalg.slogdet(square(z)).logabsdet,
+    "eigh": lambda z: both_parts(function_of_hermitian(hermitian(z))),
+    "eigvalsh": lambda z: ft.linalg.eigvalsh(hermitian(z)),
+    "svd": lambda z: both_parts(function_of_singular(z)),
+    "svd of tall": lambda z: both_parts(function_of_singular(z.mT)),
+    "null space of svd": lambda z: both_parts(projector(ft.linalg.svd(z).Vh.mT[:, 2:])),
+    "svdvals": lambda z: ft.linalg.svdvals(z),
+    "qr": lambda z: both_parts(ft.concat(ft.linalg.qr(square(z)))),
+    "qr of tall": lambda z: both_parts(ft.concat(ft.linalg.qr(z.mT))),
+    "qr of wide": lambda z: both_parts(ft.concat(ft.linalg.qr(z), axis=1)),
+    "null space of qr": lambda z: both_parts(projector(ft.linalg.qr(z.mT, mode="complete").Q[:, 2:])),
+    "pinv": lambda z: both_parts(ft.linalg.pinv(z)),
+    "fft": lambda z: both_parts(ft.fft.fft(z, norm="ortho")),
+    "ifftn": lambda z: both_parts(ft.fft.ifftn(z)),
+    "irfft": lambda z: ft.fft.irfft(z, n=4),
+    "hfft": lambda z: ft.fft.hfft(z, n=5, norm="forward"),
 }
+
+
+def both_parts(z: ft.Tensor) -> ft.Tensor:
+    return ft.real(z) + 2 * ft.imag(z)
+
+
+def square(z: ft.Tensor) -> ft.Tensor:
+    return z[:, :2] + ft.eye(2)
+
+
+def hermitian(z: ft.Tensor) -> ft.Tensor:
+    return z @ ft.conj(z.mT) + ft.eye(2)
+
+
+def function_of_hermitian(x: ft.Tensor) -> ft.Tensor:
+    """Of the whole matrix, so that the phases of the eigenvectors do not matter."""
+    values, vectors = ft.linalg.eigh(x)
+    return vectors * ft.sin(values) @ ft.conj(vectors.mT)
+
+
+def function_of_singular(x: ft.Tensor) -> ft.Tensor:
+    u, s, vh = ft.linalg.svd(x, full_matrices=False)
+    return u * ft.sin(s) @ vh
+
+
+def projector(columns: ft.Tensor) -> ft.Tensor:
+    return columns @ ft.conj(columns.mT)
 
 
 @pytest.mark.parametrize("name", COMPLEX_FUNCTIONS)
@@ -139,6 +187,18 @@ COMPOSITIONS: dict[str, Callable[..., ft.Tensor]] = {
     "var": lambda x: ft.var(x, axis=0, correction=1),
     "std": lambda x: ft.std(x, axis=1),
     "logsumexp": lambda x: ft.logsumexp(x, axis=1),
+    "cross": lambda x: ft.linalg.cross(x, x[::-1] ** 2),
+    "outer": lambda x: ft.linalg.outer(x[0], x[:, 1]),
+    "trace": lambda x: ft.linalg.trace(x, offset=1) * ft.linalg.diagonal(x, offset=-1),
+    "matrix_power": lambda x: ft.linalg.matrix_power(x[:3], 3) + ft.linalg.matrix_power(x[1:], -2),
+    **{f"vector_norm {p}": lambda x, p=p: ft.linalg.vector_norm(x, ord=p, axis=1) for p in (1, 2, 3.5, ft.inf)},
+    **{f"matrix_norm {p}": lambda x, p=p: ft.linalg.matrix_norm(x, ord=p) for p in ("fro", "nuc", 2, -2, 1, -ft.inf)},
+    "x[mask]": lambda x: x[x > 0] ** 2,
+    "unique_values": lambda x: ft.unique_values(x) ** 2,
+    "rfftn": lambda x: ft.real(ft.fft.rfftn(x, s=(5, 3))) + ft.imag(ft.fft.rfftn(x, s=(5, 3))),
+    "irfftn": lambda x: ft.fft.irfftn(x * (1 + 2j), axes=(1, 0)),
+    "ihfft": lambda x: ft.imag(ft.fft.ihfft(x, axis=0)),
+    "fftshift": lambda x: ft.fft.fftshift(x) * x,
     "clip": lambda x: ft.clip(x, -1.0, 1.0),
     "sort": lambda x: ft.sort(x, axis=0, descending=True),
     "topk": lambda x: ft.topk(x, 2)[0],

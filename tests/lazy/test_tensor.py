@@ -21,9 +21,9 @@ def test_attributes_are_known_without_running() -> None:
 
 def test_printing_a_lazy_tensor_computes_nothing() -> None:
     x = ft.ones(2) + 1
-    assert repr(x) == "Tensor(shape=(2,), dtype=float32, lazy add)"
+    assert repr(x) == "Tensor(shape=(2,), dtype=float32, device=cpu, lazy add)"
     assert not x.is_realized
-    assert repr(x.realize()) == "Tensor([2., 2.], shape=(2,), dtype=float32)"
+    assert repr(x.realize()) == "Tensor([2., 2.], shape=(2,), dtype=float32, device=cpu)"
 
 
 def test_conversions_compute() -> None:

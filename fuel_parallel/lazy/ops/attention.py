@@ -377,6 +377,8 @@ ATTENTION = define(
         into=attention_into,
         aliases=False,
         attr_names=("causal", "scale"),
+        shapes="[..., heads, m, d], [..., groups, n, d], [..., groups, n, v] -> [..., heads, m, v + 1 and more]",
+        domain=dtypes.FLOATING,
     )
 )
 ATTENTION_BACKWARD = define(
@@ -389,5 +391,7 @@ ATTENTION_BACKWARD = define(
         into=attention_backward_into,
         aliases=False,
         attr_names=("causal", "scale"),
+        shapes="cotangent, result and inputs of attention -> [elements of query, key and value]",
+        domain=dtypes.FLOATING,
     )
 )

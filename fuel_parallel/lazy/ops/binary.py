@@ -84,7 +84,8 @@ def binary(
             lambda g, y, a, b: sum_to(of_a(g, y, a, b), a.shape),
             lambda g, y, a, b: sum_to(of_b(g, y, a, b), b.shape),
         )
-    op = define(elementwise.elementwise_op(name, infer, kernel, vjp))
+    shapes = "two that broadcast -> what they broadcast to"
+    op = define(elementwise.elementwise_op(name, infer, kernel, vjp, shapes, domain))
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         return Tensor(apply(op, operands(name, x1, x2)))
@@ -128,7 +129,16 @@ def divide(x1: Any, x2: Any, /) -> Tensor:
     return _divide(Tensor(a), Tensor(b))
 
 
-floor_divide = binary("floor_divide", REAL, ufunc("floor_divide"), ZERO, "The floor of a / b.")
+def _floor_divide(xp: Any, a: Any, b: Any) -> Any:
+    """numpy's, except that with an infinite operand it is the floor of the quotient, as the standard asks."""
+    result = xp.floor_divide(a, b)
+    if result.dtype.kind != "f":
+        return result
+    infinite = xp.isinf(a) | xp.isinf(b)
+    return xp.where(infinite, xp.floor(xp.divide(a, b)), result) if infinite.any() else result
+
+
+floor_divide = binary("floor_divide", REAL, _floor_divide, ZERO, "The floor of a / b.")
 remainder = binary(
     "remainder",
     REAL,
@@ -234,6 +244,8 @@ WHERE = define(
         ),
         elementwise=True,
         aliases=False,
+        shapes="three that broadcast, the first bool -> what they broadcast to",
+        domain=BOOL,
     )
 )
 

@@ -64,6 +64,8 @@ MATMUL = define(
         (_matmul_vjp_left, _matmul_vjp_right),
         into=_matmul_into,
         aliases=False,
+        shapes="[..., m, k], [..., k, n] -> [..., m, n]",
+        domain=NUMERIC,
     )
 )
 

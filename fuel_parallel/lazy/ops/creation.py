@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.backends import check_device, move
+from fuel_parallel.backends import backend_of, check_device, device_of_dlpack, move
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
@@ -67,7 +67,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: str | None = None, copy: 
     ('float32', 'float64')
     """
     if isinstance(obj, Tensor):
-        return to_device(obj if dtype is None else astype(obj, dtype), device)
+        return astype(obj, obj.dtype if dtype is None else dtype, copy=bool(copy), device=device)
     wanted = None if dtype is None else dtypes.dtype(dtype)
     if isinstance(obj, list | tuple) and any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
         return _stack_nested(obj, wanted)
@@ -138,8 +138,33 @@ def _python_default(found: DType) -> DType:
 
 
 def from_dlpack(x: Any, /, *, device: str | None = None, copy: builtins.bool | None = None) -> Tensor:
-    """A tensor of any object that speaks DLPack."""
-    return x if isinstance(x, Tensor) else asarray(np.from_dlpack(x), device=device, copy=copy)
+    """A tensor of any object that speaks DLPack, on the device where it lies, or on `device`.
+
+    Memory of the object is shared only with `copy=False`, so that what is written into it later does not change the
+    graph.
+
+    >>> from_dlpack(np.arange(3)).tolist()
+    [0, 1, 2]
+    """
+    if isinstance(x, Tensor):
+        return asarray(x, device=device, copy=copy)
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise DTypeError(
+            f"from_dlpack: {type(x).__name__} {_brief(x)} does not speak DLPack; make it a tensor with asarray"
+        )
+    source = device_of_dlpack(x.__dlpack_device__())
+    backend = backend_of(source)
+    with backend.running():
+        try:
+            array = backend.array_module.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError) as reason:
+            raise DTypeError(f"from_dlpack: cannot take {_brief(x)}: {reason}") from None
+        # The result of a graph is never written into, so sharing is safe as long as the owner does not write.
+        owned = array if copy is False else backend.array_module.array(array, order="C")
+    result = Tensor(data_node(backend.settle(owned), Spec(tuple(array.shape), dtypes.dtype(array.dtype), source)))
+    if copy is False and device not in (None, source):
+        raise ArgumentError(f"from_dlpack: with copy=False a tensor on {source} cannot be given to {device}")
+    return to_device(result, device)
 
 
 # From a formula.
@@ -151,6 +176,7 @@ FULL = define(
         kernel=lambda xp, shape, literal, dtype: xp.full(shape, literal.value, dtype=dtype),
         vjp=ZERO,
         attr_names=("shape", "value", "dtype"),
+        shapes="-> shape",
     )
 )
 
@@ -228,6 +254,7 @@ ARANGE = define(
         ).astype(dtype),
         vjp=ZERO,
         attr_names=("start", "step", "count", "dtype"),
+        shapes="-> [count]",
     )
 )
 
@@ -276,6 +303,7 @@ LINSPACE = define(
         ).astype(dtype),
         vjp=ZERO,
         attr_names=("start", "stop", "count", "endpoint", "dtype"),
+        shapes="-> [count]",
     )
 )
 
@@ -308,6 +336,7 @@ EYE = define(
         kernel=lambda xp, rows, columns, diagonal, dtype: xp.eye(rows, columns, k=diagonal, dtype=dtype),
         vjp=ZERO,
         attr_names=("rows", "columns", "diagonal", "dtype"),
+        shapes="-> [rows, columns]",
     )
 )
 
@@ -321,7 +350,7 @@ def eye(
     return to_device(Tensor(apply(EYE, (), rows, columns, k, wanted)), device)
 
 
-def meshgrid(*arrays: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
+def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
     """Coordinate tensors of 1-d coordinate vectors, `xy` (columns first) or `ij`."""
     from fuel_parallel.lazy.ops.manipulation import broadcast_to, reshape
 
@@ -335,10 +364,10 @@ def meshgrid(*arrays: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
     extents = [0] * len(arrays)
     for a, p in zip(arrays, place, strict=True):
         extents[p] = a.size
-    return tuple(
+    return [
         broadcast_to(reshape(a, tuple(a.size if d == p else 1 for d in range(len(arrays)))), tuple(extents))
         for a, p in zip(arrays, place, strict=True)
-    )
+    ]
 
 
 def _infer_triangle(name: str) -> Any:
@@ -357,6 +386,7 @@ TRIL = define(
         kernel=lambda xp, x, diagonal: xp.tril(x, diagonal),
         vjp=(lambda g, y, x, diagonal: tril(g, k=diagonal),),
         attr_names=("diagonal",),
+        shapes="[..., m, n] -> [..., m, n]",
     )
 )
 TRIU = define(
@@ -366,6 +396,7 @@ TRIU = define(
         kernel=lambda xp, x, diagonal: xp.triu(x, diagonal),
         vjp=(lambda g, y, x, diagonal: triu(g, k=diagonal),),
         attr_names=("diagonal",),
+        shapes="[..., m, n] -> [..., m, n]",
     )
 )
 
@@ -398,6 +429,7 @@ ASTYPE = define(
         elementwise=True,
         aliases=False,
         attr_names=("dtype",),
+        shapes="[...] -> [...]",
     )
 )
 
@@ -410,10 +442,15 @@ def _real_if(g: Tensor, dtype: DType) -> Tensor:
 
 
 def astype(x: Tensor, dtype: Any, /, *, copy: builtins.bool = True, device: str | None = None) -> Tensor:
-    """`x` in another dtype; `x` itself where the dtype is already that one."""
+    """`x` in another dtype, or on another device.
+
+    Values are immutable, so where nothing changes the result has the same node and nothing is computed: a handle of its
+    own, which `result[key] = v` changes alone, or `x` itself with `copy=False`.
+    """
     wanted = dtypes.dtype(dtype)
     cast = x if wanted is x.node.spec.dtype else Tensor(apply(ASTYPE, (x.node,), wanted))
-    return cast if device is None else to_device(cast, device)
+    result = cast if device is None else to_device(cast, device)
+    return Tensor(x.node) if copy and result is x else result
 
 
 COPY = define(
@@ -423,6 +460,7 @@ COPY = define(
         kernel=lambda xp, x, device: move(x, device),
         vjp=(lambda g, y, x, device: to_device(g, x.device),),
         attr_names=("device",),
+        shapes="[...] -> [...]",
     )
 )
 
@@ -439,7 +477,9 @@ def stop_gradient(x: Tensor, /) -> Tensor:
     return Tensor(apply(STOP_GRADIENT, (x.node,)))
 
 
-STOP_GRADIENT = define(Op("stop_gradient", infer=lambda x: x, kernel=lambda xp, x: x, vjp=ZERO))
+STOP_GRADIENT = define(
+    Op("stop_gradient", infer=lambda x: x, kernel=lambda xp, x: x, vjp=ZERO, shapes="[...] -> [...]")
+)
 
 
 # Dtypes of mixtures.

@@ -60,30 +60,53 @@ def unary(
     vjp: Any,
     summary: str,
     result: Callable[[DType], DType] | None = None,
+    complex_kernel: Callable[..., Any] | None = None,
 ) -> Unary:
-    """Defines an elementwise op of one input and returns its public function."""
+    """Defines an elementwise op of one input and returns its public function.
+
+    With a `complex_kernel` there are two ops: complex numbers have special values of their own there.
+    """
 
     def infer(x: Spec) -> Spec:
         if x.dtype not in domain:
             check_domain(name, x.dtype, domain)
         return x if result is None else Spec(x.shape, result(x.dtype), x.device)
 
-    op = define(elementwise_op(name, infer, kernel, (vjp,) if callable(vjp) else vjp))
+    rule = (vjp,) if callable(vjp) else vjp
+    shapes = "[...] -> [...]"
+    if complex_kernel:
+        others = tuple(d for d in domain if d not in dtypes.COMPLEX)
+        op = define(elementwise_op(name, infer, kernel, rule, shapes, others))
+        complex_op = define(elementwise_op(f"complex_{name}", infer, complex_kernel, rule, shapes, dtypes.COMPLEX))
+    else:
+        op = complex_op = define(elementwise_op(name, infer, kernel, rule, shapes, domain))
 
     def function(x: Tensor, /) -> Tensor:
         if not isinstance(x, Tensor):
             x = creation.to_tensor(name, x)
-        return Tensor(apply(op, (x.node,)))
+        return Tensor(apply(op if complex_op is op or x.dtype not in dtypes.COMPLEX else complex_op, (x.node,)))
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = summary
     return function
 
 
-def elementwise_op(name: str, infer: Callable[..., Spec], kernel: Callable[..., Any], vjp: Any) -> Op:
+def elementwise_op(
+    name: str, infer: Callable[..., Spec], kernel: Callable[..., Any], vjp: Any, shapes: str, domain: Domain
+) -> Op:
     """The registry entry of an elementwise op; a kernel that is a ufunc is known as one."""
     name_of_ufunc = getattr(kernel, "ufunc", "")
-    return Op(name, infer, in_float32(kernel), vjp, elementwise=True, ufunc=name_of_ufunc, aliases=not name_of_ufunc)
+    return Op(
+        name,
+        infer,
+        in_float32(kernel),
+        vjp,
+        elementwise=True,
+        ufunc=name_of_ufunc,
+        aliases=not name_of_ufunc,
+        shapes=shapes,
+        domain=domain,
+    )
 
 
 def ufunc(name: str) -> Callable[..., Any]:
@@ -150,7 +173,21 @@ rsqrt = unary(
     "rsqrt", dtypes.FLOATING, lambda xp, x: 1 / xp.sqrt(x), lambda g, y, x: g * (-0.5 * (y * y * y)), "1 / sqrt(x)."
 )
 exp = unary("exp", INEXACT, ufunc("exp"), lambda g, y, x: g * y, "e ** x.")
-expm1 = unary("expm1", INEXACT, ufunc("expm1"), lambda g, y, x: g * (y + 1), "e ** x - 1, exact near 0.")
+
+
+def _complex_expm1(xp: Any, x: Any) -> Any:
+    # numpy's own is NaN in places where exp knows better.
+    return xp.where(xp.isfinite(x), xp.expm1(x), xp.exp(x) - x.dtype.type(1))
+
+
+expm1 = unary(
+    "expm1",
+    INEXACT,
+    ufunc("expm1"),
+    lambda g, y, x: g * (y + 1),
+    "e ** x - 1, exact near 0.",
+    complex_kernel=_complex_expm1,
+)
 log = unary("log", INEXACT, ufunc("log"), lambda g, y, x: g / x, "The natural logarithm.")
 log1p = unary("log1p", INEXACT, ufunc("log1p"), lambda g, y, x: g / (1 + x), "log(1 + x), exact near 0.")
 log2 = unary("log2", INEXACT, ufunc("log2"), lambda g, y, x: g / (x * math.log(2)), "The logarithm to base 2.")
@@ -166,10 +203,25 @@ acos = unary("acos", INEXACT, ufunc("arccos"), lambda g, y, x: -g / sqrt(1 - x *
 atan = unary("atan", INEXACT, ufunc("arctan"), lambda g, y, x: g / (1 + x * x), "The inverse tangent.")
 sinh = unary("sinh", INEXACT, ufunc("sinh"), lambda g, y, x: g * cosh(x), "The hyperbolic sine.")
 cosh: Unary = unary("cosh", INEXACT, ufunc("cosh"), lambda g, y, x: g * sinh(x), "The hyperbolic cosine.")
-tanh = unary("tanh", INEXACT, ufunc("tanh"), lambda g, y, x: g * (1 - y * y), "The hyperbolic tangent.")
+tanh = unary(
+    "tanh",
+    INEXACT,
+    ufunc("tanh"),
+    lambda g, y, x: g * (1 - y * y),
+    "The hyperbolic tangent.",
+    complex_kernel=lambda xp, x: _complex_tanh(xp, x),
+)
 asinh = unary("asinh", INEXACT, ufunc("arcsinh"), lambda g, y, x: g / sqrt(x * x + 1), "The inverse hyperbolic sine.")
 acosh = unary("acosh", INEXACT, ufunc("arccosh"), lambda g, y, x: g / sqrt(x * x - 1), "The inverse hyperbolic cosine.")
 atanh = unary("atanh", INEXACT, ufunc("arctanh"), lambda g, y, x: g / (1 - x * x), "The inverse hyperbolic tangent.")
+
+
+def _complex_tanh(xp: Any, x: Any) -> Any:
+    # At an infinite real part: 1 by its sign, and a zero with the sign of the imaginary part, not that of its sine.
+    limit = xp.empty(x.shape, x.dtype)
+    limit.real = xp.copysign(1, x.real)
+    limit.imag = xp.copysign(0, x.imag)
+    return xp.where(xp.isinf(x.real), limit, xp.tanh(x))
 
 
 def _erf(xp: Any, x: Any) -> Any:

@@ -88,6 +88,8 @@ GROUPED_MATMUL = define(
             None,
         ),
         aliases=False,
+        shapes="[rows, in], [groups, in, out], [groups] -> [rows, out]",
+        domain=dtypes.FLOATING,
     )
 )
 GROUPED_OUTER = define(
@@ -101,5 +103,7 @@ GROUPED_OUTER = define(
             None,
         ),
         aliases=False,
+        shapes="[rows, in], [rows, out], [groups] -> [groups, in, out]",
+        domain=dtypes.FLOATING,
     )
 )

@@ -1,7 +1,8 @@
-"""Indexing, reading and writing: slices, integers, None, Ellipsis, integer tensors, and bool masks for writing.
+"""Indexing, reading and writing: slices, integers, None, Ellipsis, integer tensors, and bool masks.
 
 A key is taken apart once into a basic part (slices and new axes, which copy nothing) and an advanced part (integer
-tensors, numpy's rules). Reading and accumulating into are two ops that are each other's vjp.
+tensors, numpy's rules; a mask stands for the positions of what is true in it). Reading and accumulating into are two
+ops that are each other's vjp.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ SLICE = define(
         kernel=lambda xp, x, window: x[_keys(window)],
         vjp=(lambda g, y, x, window: Tensor(apply(UNSLICE, (g.node,), x.shape, window)),),
         attr_names=("window",),
+        shapes="[...] -> the counts of window",
     )
 )
 UNSLICE: Op = define(
@@ -61,6 +63,7 @@ UNSLICE: Op = define(
         vjp=(lambda h, y, g, shape, window: _slice(h, window),),
         aliases=False,
         attr_names=("shape", "window"),
+        shapes="the counts of window -> shape",
     )
 )
 SLICE_UPDATE = define(
@@ -75,6 +78,7 @@ SLICE_UPDATE = define(
         ),
         aliases=False,
         attr_names=("window",),
+        shapes="[...], the counts of window -> [...]",
     )
 )
 
@@ -163,6 +167,7 @@ INDEX = define(
         variadic=True,
         aliases=False,
         attr_names=("axes",),
+        shapes="[...], indices -> [...] with axes replaced by what the indices broadcast to",
     )
 )
 INDEX_ADD: Op = define(
@@ -175,6 +180,7 @@ INDEX_ADD: Op = define(
         variadic=True,
         aliases=False,
         attr_names=("shape", "axes"),
+        shapes="the result of index, indices -> shape",
     )
 )
 
@@ -194,6 +200,7 @@ INDEX_UPDATE = define(
         variadic=True,
         aliases=False,
         attr_names=("axes",),
+        shapes="[...], the result of index, indices -> [...]",
     )
 )
 
@@ -261,46 +268,82 @@ class Key:
 
 
 def _fill_ellipsis(x: Tensor, key: tuple[Any, ...]) -> list[Any]:
+    """One item for each dimension, and None for each new one; masks as the positions of what is true in them."""
     shape = x.shape
     items = [_check_item(x, item) for item in key]
-    dimensions = builtins.sum(item is not None and item is not Ellipsis for item in items)
+    dimensions = builtins.sum(_dimensions(item) for item in items)
     ellipses = builtins.sum(item is Ellipsis for item in items)
     if ellipses > 1:
         raise IndexingError("indexing: only one Ellipsis (...) may stand in a key")
     if dimensions > len(shape):
         raise IndexingError(f"indexing: {dimensions} indices for a tensor of shape {shape} ({len(shape)} dimensions)")
     whole = [slice(None)] * (len(shape) - dimensions)
-    if not ellipses:
-        return items + whole
-    place = next(i for i, item in enumerate(items) if item is Ellipsis)
-    return [*items[:place], *whole, *items[place + 1 :]]
+    place = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
+    items = [*items[:place], *whole, *items[place + 1 :]]
+    result: list[Any] = []
+    axis = 0
+    for item in items:
+        result += _positions(item, shape, axis) if _is_mask(item) else [item]
+        axis += _dimensions(item)
+    return result
+
+
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.dtype == dtypes.bool_
+
+
+def _dimensions(item: Any) -> int:
+    """How many dimensions an item of a key stands for."""
+    if item is None or item is Ellipsis:
+        return 0
+    return item.ndim if _is_mask(item) else 1
+
+
+def _check_mask(mask: Tensor, shape: Shape, axis: int) -> None:
+    """Raises the user's error unless the extents of a mask are those of the tensor, or 0."""
+    own = shape[axis : axis + mask.ndim]
+    if mask.ndim > len(own) or any(a not in (0, b) for a, b in zip(mask.shape, own, strict=True)):
+        raise IndexingError(
+            f"indexing: a mask of shape {mask.shape} does not fit x of shape {shape} at dimension {axis}"
+        )
+
+
+def _positions(mask: Tensor, shape: Shape, axis: int) -> tuple[Tensor, ...]:
+    """A mask as index tensors; it is realized for that."""
+    from fuel_parallel.lazy.ops.data_dependent import nonzero
+
+    _check_mask(mask, shape, axis)
+    if mask.ndim == 0:
+        raise IndexingError("indexing: a mask without dimensions must be the only index")
+    return nonzero(mask)
 
 
 def _check_item(x: Tensor, item: Any) -> Any:
     if item is None or item is Ellipsis or isinstance(item, slice):
         return item
     if isinstance(item, builtins.bool | np.bool_):
-        raise IndexingError(f"indexing: a single bool ({item}) cannot be used as an index")
+        item = creation.asarray(bool(item), device=x.device)
     if isinstance(item, list | np.ndarray) and np.asarray(item).ndim:
         item = creation.asarray(
             item, dtype=dtypes.int64 if np.size(item) == 0 and isinstance(item, list) else None, device=x.device
         )
     if isinstance(item, Tensor):
-        if item.dtype == dtypes.bool_:
-            raise IndexingError(
-                "indexing: x[mask] would have a shape that depends on values; use where(mask, x, other) to keep the "
-                "shape, or x.numpy()[mask.numpy()] to leave the graph"
-            )
-        if dtypes.kind(item.dtype) != "integral":
+        if item.dtype != dtypes.bool_ and dtypes.kind(item.dtype) != "integral":
             raise IndexingError(f"indexing: an index tensor must have an integer dtype, not {item.dtype.name}")
         return item
     try:
         return operator.index(item)
     except TypeError:
         raise IndexingError(
-            "indexing: expected an int, a slice, None, ..., or a tensor of integers, "
+            "indexing: expected an int, a slice, None, ..., a tensor of integers or a mask, "
             f"not {type(item).__name__} {item!r}"
         ) from None
+
+
+def _check_index(x: Tensor, item: Any) -> Any:
+    if _is_mask(item):
+        raise IndexingError("indexing: an index tensor must have an integer dtype, not bool; a mask reads as x[mask]")
+    return _check_item(x, item)
 
 
 def _position(index: int, extent: int, shape: Shape) -> int:
@@ -319,14 +362,21 @@ def _slice_window(item: slice, extent: int) -> tuple[int, int, int]:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """`x[key]`."""
-    if isinstance(key, Tensor) and key.dtype != dtypes.bool_ and key.ndim and x.ndim:
-        return _index(x, (_check_item(x, key),), (0,))
+    """`x[key]`. A bool mask in the key is realized, since the shape of the result depends on it."""
+    if isinstance(key, Tensor) and x.ndim and key.ndim and key.dtype != dtypes.bool_:
+        return _index(x, (_check_index(x, key),), (0,))
+    if _is_scalar_mask(key):
+        # As if x and the mask had one more dimension, of extent 1.
+        return getitem(manipulation.expand_dims(x, axis=0), manipulation.reshape(_check_item(x, key), (1,)))
     parts = Key(x, key)
     view = _slice(x, parts.window)
     if not parts.indices:
         return _reshaped(view, parts.final)
     return _index(_reshaped(view, parts.expanded), tuple(parts.indices), parts.axes)
+
+
+def _is_scalar_mask(key: Any) -> bool:
+    return isinstance(key, builtins.bool | np.bool_) or (_is_mask(key) and key.ndim == 0)
 
 
 def setitem(x: Tensor, key: Any, value: Any) -> Tensor:
@@ -337,28 +387,34 @@ def setitem(x: Tensor, key: Any, value: Any) -> Tensor:
             f"x[key] = value: cannot write {value.dtype.name} into {x.dtype.name}; cast the value with astype"
         )
     value = creation.astype(value, x.dtype)
-    if isinstance(key, Tensor) and key.dtype == dtypes.bool_:
-        if key.shape != x.shape[: key.ndim]:
-            raise IndexingError(f"x[mask] = value: mask of shape {key.shape} does not fit x of shape {x.shape}")
-        mask = manipulation.reshape(key, key.shape + (1,) * (x.ndim - key.ndim))
-        filled = binary.where(mask, value, x)
-        if filled.shape != x.shape:
-            raise ShapeError(f"x[mask] = value: value of shape {value.shape} does not broadcast to {x.shape}")
-        return filled
+    if isinstance(key, builtins.bool | np.bool_ | np.ndarray):
+        key = _check_item(x, key)
+    if _is_mask(key) and value.ndim == 0:
+        return _fill(x, key, value)
+    if _is_scalar_mask(key):
+        wide = setitem(manipulation.expand_dims(x, axis=0), manipulation.reshape(key, (1,)), value)
+        return manipulation.reshape(wide, x.shape)
     parts = Key(x, key)
+    window_shape = tuple(count for _, _, count in parts.window)
     if not parts.indices:
-        window_shape = tuple(count for _, _, count in parts.window)
         filled = manipulation.reshape(manipulation.broadcast_to(value, parts.final), window_shape)
         return _slice_update(x, filled, parts.window)
     view = _reshaped(_slice(x, parts.window), parts.expanded)
     target = _indexed_shape(view.shape, parts.axes, tuple(i.node.spec for i in parts.indices))
     updated = _index_update(view, manipulation.broadcast_to(value, target), tuple(parts.indices), parts.axes)
-    window_shape = tuple(count for _, _, count in parts.window)
     return _slice_update(x, _reshaped(updated, window_shape), parts.window)
 
 
 def _reshaped(x: Tensor, shape: Shape) -> Tensor:
     return x if x.shape == shape else manipulation.reshape(x, shape)
+
+
+def _fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    """One value wherever the mask is true: no shape depends on the mask, so that nothing is realized."""
+    _check_mask(mask, x.shape, 0)
+    if not mask.size:
+        return x
+    return binary.where(manipulation.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim)), value, x)
 
 
 def take(x: Tensor, indices: Any, /, *, axis: int | None = None) -> Tensor:
@@ -369,7 +425,7 @@ def take(x: Tensor, indices: Any, /, *, axis: int | None = None) -> Tensor:
         raise ShapeError(f"take: axis is needed for a tensor of shape {x.shape}")
     place = normalize_axis("take", 0 if axis is None else axis, x.ndim)
     positions = indices if isinstance(indices, Tensor) else creation.asarray(indices, device=x.device)
-    return _index(x, (_check_item(x, positions),), (place,))
+    return _index(x, (_check_index(x, positions),), (place,))
 
 
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
@@ -382,7 +438,7 @@ def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
     grid: list[Tensor] = []
     for d in range(x.ndim):
         if d == place:
-            grid.append(_check_item(x, indices))
+            grid.append(_check_index(x, indices))
             continue
         if indices.shape[d] not in (1, x.shape[d]) and x.shape[d] != 1:
             raise ShapeError(f"take_along_axis: x has shape {x.shape} and indices {indices.shape}, axis {place}")

@@ -19,6 +19,7 @@ RESHAPE = define(
         kernel=lambda xp, x, shape: x.reshape(shape),
         vjp=(lambda g, y, x, shape: reshape(g, x.shape),),
         attr_names=("shape",),
+        shapes="[...] -> shape",
     )
 )
 
@@ -65,6 +66,7 @@ PERMUTE = define(
         kernel=lambda xp, x, axes: x.transpose(axes),
         vjp=(lambda g, y, x, axes: permute_dims(g, tuple(axes.index(i) for i in range(len(axes)))),),
         attr_names=("axes",),
+        shapes="[...] -> [...], the extents in the order of axes",
     )
 )
 
@@ -115,6 +117,7 @@ BROADCAST = define(
         kernel=lambda xp, x, shape: xp.broadcast_to(x, shape),
         vjp=(lambda g, y, x, shape: binary.sum_to(g, x.shape),),
         attr_names=("shape",),
+        shapes="[...] -> shape",
     )
 )
 
@@ -125,13 +128,13 @@ def broadcast_to(x: Tensor, /, shape: Any) -> Tensor:
     return x if x.shape == wanted else Tensor(apply(BROADCAST, (x.node,), wanted))
 
 
-def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
+def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
     """All tensors broadcast to their common shape."""
     shape = binary.broadcast_shapes("broadcast_arrays", *(a.shape for a in arrays))
-    return tuple(broadcast_to(a, shape) for a in arrays)
+    return [broadcast_to(a, shape) for a in arrays]
 
 
-def expand_dims(x: Tensor, /, *, axis: int | Sequence[int] = 0) -> Tensor:
+def expand_dims(x: Tensor, /, axis: int | Sequence[int] = 0) -> Tensor:
     """`x` with new dimensions of extent 1 at the places `axis` of the result."""
     from fuel_parallel.lazy.ops.reductions import normalize_axes
 
@@ -183,6 +186,7 @@ CONCAT = define(
         into=lambda xp, out, xs, axis: xp.concatenate(xs, axis=axis, out=out),
         aliases=False,
         attr_names=("axis",),
+        shapes="[..., n, ...] of each -> [..., sum of n, ...] along axis",
     )
 )
 

@@ -19,7 +19,17 @@ def _along_axis(name: str, kernel: Callable[..., Any], vjp: Callable[..., Tensor
         elementwise.check_domain(name, x.dtype, dtypes.FLOATING)
         return x
 
-    return define(Op(name, infer, in_float32(kernel), (vjp,), attr_names=("axis",)))
+    return define(
+        Op(
+            name,
+            infer,
+            in_float32(kernel),
+            (vjp,),
+            attr_names=("axis",),
+            shapes="[...] -> [...]",
+            domain=dtypes.FLOATING,
+        )
+    )
 
 
 def _softmax_kernel(xp: Any, x: Any, axis: int) -> Any:
@@ -103,7 +113,15 @@ def _normalize_vjp(g: Tensor, y: Tensor, x: Tensor, eps: float, centered: builti
 
 
 NORMALIZE = define(
-    Op("normalize", _infer_normalize, in_float32(_normalize_kernel), (_normalize_vjp,), attr_names=("eps", "centered"))
+    Op(
+        "normalize",
+        _infer_normalize,
+        in_float32(_normalize_kernel),
+        (_normalize_vjp,),
+        attr_names=("eps", "centered"),
+        shapes="[..., n] -> [..., n]",
+        domain=dtypes.FLOATING,
+    )
 )
 
 
@@ -160,6 +178,7 @@ PICK = define(
             lambda g, y, x, index: Tensor(apply(UNPICK, (g.node, index.node), x.shape[-1])),
             lambda g, y, x, index: None,
         ),
+        shapes="[..., classes], [...] -> [...]",
     )
 )
 UNPICK: Op = define(
@@ -169,6 +188,7 @@ UNPICK: Op = define(
         kernel=_unpick_kernel,
         vjp=(lambda h, y, g, index, classes: pick(h, index), lambda h, y, g, index, classes: None),
         attr_names=("classes",),
+        shapes="[...], [...] -> [..., classes]",
     )
 )
 
@@ -242,6 +262,8 @@ NLL = define(
         in_float32(_nll_kernel),
         vjp=(lambda g, y, x, index: Tensor(apply(NLL_BACKWARD, (g.node, x.node, index.node))), _no_gradient),
         aliases=False,
+        shapes="[..., classes], [...] -> [...]",
+        domain=dtypes.FLOATING,
     )
 )
 NLL_BACKWARD: Op = define(
@@ -251,6 +273,8 @@ NLL_BACKWARD: Op = define(
         kernel=in_float32(_nll_backward_kernel),
         vjp=(_as_composite(nll_backward_by_parts, 0), _as_composite(nll_backward_by_parts, 1), _no_gradient),
         aliases=False,
+        shapes="[...], [..., classes], [...] -> [..., classes]",
+        domain=dtypes.FLOATING,
     )
 )
 SCALE_AND_SUBTRACT = define(
@@ -265,6 +289,7 @@ SCALE_AND_SUBTRACT = define(
             _no_gradient,
         ),
         aliases=False,
+        shapes="[..., classes], [..., 1], [...], [...] -> [..., classes]",
     )
 )
 """e * rows, less g at the index: [..., classes], [..., 1], [...], integers [...]."""

@@ -28,7 +28,15 @@ def _argsort_kernel(xp: Any, x: Any, axis: int, descending: builtins.bool, stabl
 
 
 ARGSORT = define(
-    Op("argsort", _infer_argsort, in_float32(_argsort_kernel), ZERO, attr_names=("axis", "descending", "stable"))
+    Op(
+        "argsort",
+        _infer_argsort,
+        in_float32(_argsort_kernel),
+        ZERO,
+        attr_names=("axis", "descending", "stable"),
+        shapes="[...] -> [...]",
+        domain=REAL + BOOL,
+    )
 )
 
 
@@ -70,6 +78,7 @@ SEARCHSORTED = define(
         kernel=in_float32(lambda xp, x1, x2, side: xp.searchsorted(x1, x2, side=side).astype(dtypes.int64)),
         vjp=ZERO,
         attr_names=("side",),
+        shapes="[n], [...] -> [...]",
     )
 )
 
@@ -102,6 +111,8 @@ CUMSUM = define(
         in_float32(lambda xp, x, axis: xp.cumsum(x, axis=axis)),
         (lambda g, y, x, axis: _reversed_sum(g, axis),),
         attr_names=("axis",),
+        shapes="[...] -> [...]",
+        domain=NUMERIC + BOOL,
     )
 )
 CUMPROD = define(
@@ -111,6 +122,8 @@ CUMPROD = define(
         in_float32(lambda xp, x, axis: xp.cumprod(x, axis=axis)),
         (lambda g, y, x, axis: _cumprod_vjp(g, x, axis),),
         attr_names=("axis",),
+        shapes="[...] -> [...]",
+        domain=NUMERIC + BOOL,
     )
 )
 

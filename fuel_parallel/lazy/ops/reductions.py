@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from fuel_parallel.errors import ShapeError
+from fuel_parallel.errors import AxisError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import ZERO, Op, Shape, Spec, apply, define
@@ -16,6 +16,7 @@ from fuel_parallel.lazy.ops.elementwise import BOOL, INEXACT, NUMERIC, REAL, Dom
 from fuel_parallel.lazy.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
+REDUCED = "[...] -> [...] without axis, or with 1 there if keepdims"
 
 
 def normalize_axis(function: str, axis: int, ndim: int) -> int:
@@ -24,7 +25,7 @@ def normalize_axis(function: str, axis: int, ndim: int) -> int:
         raise ShapeError(f"{function}: an axis is an int, not {axis!r}")
     axis = axis.__index__()
     if not -ndim <= axis < ndim:
-        raise ShapeError(f"{function}: axis {axis} is out of bounds for a tensor of {ndim} dimensions")
+        raise AxisError(f"{function}: axis {axis} is out of bounds for a tensor of {ndim} dimensions")
     return axis % ndim
 
 
@@ -61,7 +62,18 @@ def _reduction(
             raise ShapeError(f"{name}: cannot reduce over zero elements (shape {x.shape}, axis {axes})")
         return Spec(reduced_shape(x.shape, axes, keepdims), result(x.dtype), x.device)
 
-    return define(Op(name, infer, in_float32(kernel), vjp, aliases=False, attr_names=("axis", "keepdims")))
+    return define(
+        Op(
+            name,
+            infer,
+            in_float32(kernel),
+            vjp,
+            aliases=False,
+            attr_names=("axis", "keepdims"),
+            shapes=REDUCED,
+            domain=domain,
+        )
+    )
 
 
 def any_zero(extents: Any) -> builtins.bool:
@@ -248,7 +260,8 @@ def _position(name: str) -> Op:
     def kernel(xp: Any, x: Any, axis: int, keepdims: builtins.bool) -> Any:
         return getattr(xp, name)(x, axis=axis, keepdims=keepdims)
 
-    return define(Op(name, infer, in_float32(kernel), ZERO, attr_names=("axis", "keepdims")))
+    attr_names = ("axis", "keepdims")
+    return define(Op(name, infer, in_float32(kernel), ZERO, attr_names=attr_names, shapes=REDUCED, domain=REAL + BOOL))
 
 
 ARGMAX = _position("argmax")

@@ -123,7 +123,7 @@ EXPRESSIONS: dict[str, Expression] = {
 }
 """`real` and `imag` of complex numbers, like everything else of them, are not expressed: such regions are declined."""
 
-NOT_EXPRESSED = {"imag": "complex numbers are not expressed"}
+NOT_EXPRESSED = dict.fromkeys(("imag", "complex_expm1", "complex_tanh"), "complex numbers are not expressed")
 """Operations of `EXPRESSIONS` without any template, and why."""
 
 CONSTANTS = {
@@ -162,6 +162,7 @@ FUNCTIONS: dict[str, str] = {
 }""",
     "float_floor_divide": """$T $name($T a, $T b) {
     if (b == 0) return a / b;
+    if (a - a != 0 || b - b != 0) return $floor(a / b);
     $T r = $fmod(a, b);
     $T quotient = (a - r) / b;
     if (r != 0 && ((b < 0) != (r < 0))) quotient -= 1;

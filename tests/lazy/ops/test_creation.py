@@ -168,9 +168,14 @@ def test_casts(source: Any, target: Any) -> None:
         np.testing.assert_array_equal(found.numpy(), x.astype(target))
 
 
-def test_a_cast_to_the_same_dtype_is_the_tensor_itself() -> None:
+def test_a_copy_is_a_handle_of_its_own_and_costs_nothing() -> None:
     x = ft.zeros(3)
-    assert ft.astype(x, ft.float32) is x
+    assert ft.astype(x, ft.float32, copy=False) is x
+    assert ft.asarray(x) is x
+    for copied in (ft.astype(x, ft.float32), ft.asarray(x, copy=True), ft.from_dlpack(x, copy=True)):
+        assert copied.node is x.node
+        copied[0] = 1.0
+        assert (copied.tolist(), x.tolist()) == ([1.0, 0.0, 0.0], [0.0, 0.0, 0.0])
     assert ft.to_device(x, "cpu") is x
 
 

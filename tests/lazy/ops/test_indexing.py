@@ -176,11 +176,12 @@ MISTAKES: list[tuple[Any, type[FuelError], str]] = [
     (lambda: X[:, -4], IndexingError, r"index -4 is out of bounds for extent 3 \(shape \(2, 3\)\)"),
     (lambda: X[0, 0, 0], IndexingError, r"3 indices for a tensor of shape \(2, 3\) \(2 dimensions\)"),
     (lambda: X[..., ...], IndexingError, r"only one Ellipsis"),
-    (lambda: X[1.0], IndexingError, "expected an int, a slice, None, ..., or a tensor of integers, not float 1.0"),
+    (lambda: X[1.0], IndexingError, "an int, a slice, None, ..., a tensor of integers or a mask, not float 1.0"),
     (lambda: X["a"], IndexingError, "not str 'a'"),
-    (lambda: X[True], IndexingError, r"a single bool \(True\) cannot be used as an index"),
-    (lambda: X[X > 0], IndexingError, r"depends on values; use where\(mask, x, other\) to keep the shape"),
-    (lambda: X[np.ones((2, 3), bool)], IndexingError, "depends on values"),
+    (lambda: X[:, True], IndexingError, "a mask without dimensions must be the only index"),
+    (lambda: X[:, ft.ones(2, dtype=ft.bool)], IndexingError, r"shape \(2,\) does not fit x .* at dimension 1"),
+    (lambda: X[np.ones((2, 3, 1), bool)], IndexingError, r"3 indices for a tensor of shape \(2, 3\)"),
+    (lambda: ft.take(X, ft.ones(2, dtype=ft.bool), axis=0), IndexingError, "not bool; a mask reads as"),
     (lambda: X[X[0]], IndexingError, "an index tensor must have an integer dtype, not float32"),
     (lambda: X[ft.arange(2), ft.arange(3)], ShapeError, r"indexing: shapes \(2,\) and \(3,\) do not broadcast"),
     (lambda: X[::0], IndexingError, "slice step cannot be zero"),
@@ -201,7 +202,7 @@ MISTAKES: list[tuple[Any, type[FuelError], str]] = [
         IndexingError,
         r"mask of shape \(1,\) does not fit x of shape \(2, 3\)",
     ),
-    (lambda: X.__setitem__(X == 0, ft.zeros((5, 2, 3))), ShapeError, r"value of shape \(5, 2, 3\) does not broadcast"),
+    (lambda: X.__setitem__(X == 0, ft.zeros((2, 3))), ShapeError, r"\(2, 3\) and \(6,\) do not broadcast"),
 ]
 
 
