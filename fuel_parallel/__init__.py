@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         tensor_parallel,
     )
     from fuel_parallel.attention import Attention, Rotary
+    from fuel_parallel.backends import default_device, devices
     from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
     from fuel_parallel.errors import FuelError
     from fuel_parallel.experts import ExpertParameter, MixtureOfExperts
@@ -65,6 +66,8 @@ _HOME_OF = {
     "SymbolicComm": "fuel_parallel.comm",
     "StoredWeight": "fuel_parallel.quantization",
     "Variable": "fuel_parallel.module",
+    "default_device": "fuel_parallel.backends",
+    "devices": "fuel_parallel.backends",
     "init": "fuel_parallel.comm",
     "memory_stats": "fuel_parallel.runtime.execute",
     "on_preempt": "fuel_parallel.preemption",
@@ -111,6 +114,8 @@ __all__ = [
     "checkpoint",
     "context_parallel",
     "data_parallel",
+    "default_device",
+    "devices",
     "distributed_cache",
     "expert_parallel",
     "init",
