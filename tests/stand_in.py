@@ -109,7 +109,7 @@ class Block:
         self.stream.add(use_again)
 
 
-class Array:
+class Array(np.lib.mixins.NDArrayOperatorsMixin):
     """An array of the stand-in. It has no buffer and no `__array__`: nothing gets at the values by accident."""
 
     __array_priority__ = 100
@@ -155,10 +155,12 @@ class Array:
         return Array(self.block, values, self.module)
 
     def __getitem__(self, index):
+        if isinstance(index, Array) or (isinstance(index, tuple) and any(isinstance(i, Array) for i in index)):
+            return self.module.new(plain(self)[plain(index)])
         return self._like(self.values[index if isinstance(index, tuple) else (index, ...)])
 
     def __setitem__(self, index, value):
-        value = plain(value)
+        value, index = plain(value), plain(index)
         value = value.copy() if isinstance(value, np.ndarray) else value
         target = self.values
 
@@ -184,6 +186,25 @@ class Array:
 
     def get(self):
         return plain(self).copy()
+
+    T = property(lambda self: self.transpose())
+
+    def tolist(self):
+        return self.get().tolist()
+
+    def fill(self, value):
+        self[...] = value
+
+
+def _by_numpy(name):
+    def method(self, *arguments, **options):
+        return self.module.new(getattr(plain(self), name)(*arguments, **options))
+
+    return method
+
+
+for _name in ("sum", "max", "min", "any", "all", "argmax", "argmin", "transpose", "swapaxes"):
+    setattr(Array, _name, _by_numpy(_name))
 
 
 def plain(value):
@@ -234,6 +255,11 @@ class ArrayModule:
     def ascontiguousarray(self, x):
         return x if x.flags.c_contiguous else self.new(plain(x))
 
+    def add_at(self, out, index, value):
+        total = plain(out).copy()
+        np.add.at(total, plain(index), plain(value))
+        out[...] = total
+
     def moveaxis(self, x, source, destination):
         return x._like(np.moveaxis(x.values, source, destination))
 
@@ -251,7 +277,12 @@ class ArrayModule:
         function = getattr(np, name)
         if isinstance(function, type) or not callable(function):
             return function
-        return lambda *inputs, **options: self.call(function, inputs, options)
+
+        def run(*inputs, **options):
+            return self.call(function, inputs, options)
+
+        run.at = self.add_at
+        return run
 
 
 class StandInMemory(DeviceMemory):

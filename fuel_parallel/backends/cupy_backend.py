@@ -41,7 +41,7 @@ class CupyBackend(Backend):
         if found != cls.kind:
             raise DeviceError(
                 f"the CuPy that is installed is built for {found}, not {cls.kind}; "
-                f"pip install 'fuel-parallel[{'rocm' if cls.kind == 'rocm' else 'cuda13'}]' in an environment of its own"
+                f"pip install 'fuel-parallel[{'rocm' if cls.kind == 'rocm' else 'cuda13'}]' into a fresh environment"
             )
         if not count:
             raise DeviceError("the driver shows no device; are they hidden by CUDA_VISIBLE_DEVICES or the like?")

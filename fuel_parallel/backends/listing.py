@@ -10,7 +10,7 @@ from fuel_parallel.backends.backend import DeviceProperties
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices that can be used, `cpu` first, and for kinds without any, and for what is seen but cannot be used, the reason.
+    """The devices that can be used, `cpu` first, and why others cannot: kinds without any, and devices that fail.
 
     Goes through the names of devices; printed, it is a table.
     """

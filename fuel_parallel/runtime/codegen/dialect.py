@@ -30,9 +30,9 @@ class Dialect:
     `float_from_bits(unsigned)` and `bits_from_float(float)`; `halves`, where there are any, `load_<half>(bits)` and
     `store_<half>(float)`, which rounds halves to even.
 
-    `shuffle` sets `y` to the `x` of the thread whose number differs in the bit `mask`, one of 32 neighbours; all threads
-    of a block come to it. Where threads cannot read each other's registers, it goes through the shared array `exchange`,
-    which kernels declare and hand to functions.
+    `shuffle` sets `y` to the `x` of the thread whose number differs in the bit `mask`, one of 32 neighbours; all
+    threads of a block come to it. Where threads cannot read each other's registers, it goes through the shared array
+    `exchange`, which kernels declare and hand to functions.
     """
 
     kernel: str
