@@ -1,7 +1,7 @@
 """A backend as another package would write it: arrays in shared memory mappings, and kernels for a few ops only.
 
 Ops that `Calculator` cannot do are computed on the host. It is registered by an entry point named `abacus`, see
-tests/backends/test_registration.py.
+tests/backends/test_registry.py.
 """
 
 from __future__ import annotations
