@@ -12,9 +12,9 @@ import numpy as np
 
 from fuel_parallel.backends.backend import Backend
 from fuel_parallel.backends.device_memory import DeviceMemory
-from fuel_parallel.backends.registry import backend_class, kinds
 from fuel_parallel.backends.listing import Devices
 from fuel_parallel.backends.numpy_backend import NumpyBackend
+from fuel_parallel.backends.registry import backend_class, kinds
 from fuel_parallel.environment import detect
 from fuel_parallel.errors import DeviceError
 

@@ -27,7 +27,8 @@ class Array:
     """An array: a buffer that holds its elements in C order."""
 
     def __init__(self, module: OpenClModule, buffer: Any, shape: Shape, dtype: Any) -> None:
-        self.module, self.buffer, self.shape, self.dtype = module, buffer, shape, np.dtype(dtype)
+        self.module, self.buffer, self.shape = module, buffer, shape
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
 
     __hash__ = None  # type: ignore[assignment]
     flags = SimpleNamespace(c_contiguous=True)
@@ -45,7 +46,7 @@ class Array:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return self.size * self.dtype.itemsize
+        return self.size * int(self.dtype.itemsize)
 
     def get(self) -> np.ndarray[Any, Any]:
         """The values on the host, when all that was queued before is done."""
@@ -142,7 +143,7 @@ class OpenClModule:
         """An array of zeros."""
         result = self.empty(shape, dtype)
         if result.nbytes:
-            cl.enqueue_fill_buffer(self.queue, result.buffer, np.uint8(0), 0, result.nbytes)
+            cl.enqueue_fill_buffer(self.queue, result.buffer, np.zeros(1, np.uint8), 0, result.nbytes)
         return result
 
     def put(self, host: np.ndarray[Any, Any]) -> Array:

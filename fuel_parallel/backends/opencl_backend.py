@@ -101,7 +101,8 @@ def _devices() -> tuple[list[Any], dict[str, str]]:
         platforms = cl.get_platforms()
     except Exception as reason:  # a loader without any driver raises an error of its own
         return [], {"drivers": f"there is none ({_brief(reason)}); install the vendor's, or pocl for CPUs"}
-    found, refused = [], {}
+    found: list[Any] = []
+    refused: dict[str, str] = {}
     for platform in platforms:
         for device in _devices_of(platform, refused):
             try:

@@ -23,7 +23,7 @@ ON_HOST = {
     "cumulative_sum", "grouped_matmul", "grouped_outer", "imag", "index_add", "index_update", "nll", "nll_backward",
     "prod", "searchsorted", "tril", "triu",
 }  # fmt: skip
-"""Cases that OpenCL does not compute itself; of `index` also the form with several axes, of `astype` that to complex."""
+"""Cases that OpenCL does not compute itself; `index` with several axes too. That of `astype` is about complex."""
 
 
 @pytest.fixture(params=DEVICES)
