@@ -1,6 +1,7 @@
 """OpenCL devices, by pyopencl: GPUs of any vendor, and CPUs.
 
-Devices are numbered through all platforms. One that cannot compile a kernel is left out, with the reason.
+Devices are numbered through all platforms, Oclgrind's simulator last. One that cannot compile a kernel is left out, with
+the reason.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _devices() -> tuple[list[Any], dict[str, str]]:
         return [], {"drivers": f"there is none ({_brief(reason)}); install the vendor's, or pocl for CPUs"}
     found: list[Any] = []
     refused: dict[str, str] = {}
-    for platform in platforms:
+    for platform in sorted(platforms, key=lambda platform: platform.name == "Oclgrind"):
         for device in _devices_of(platform, refused):
             try:
                 cl.Program(cl.Context([device]), _PROBE).build()
