@@ -1,7 +1,7 @@
 """OpenCL devices, by pyopencl: GPUs of any vendor, and CPUs.
 
-Devices are numbered through all platforms, Oclgrind's simulator last. One that cannot compile a kernel is left out, with
-the reason.
+Devices are numbered through all platforms, Oclgrind's simulator last. One that cannot compile a kernel is left out,
+with the reason.
 """
 
 from __future__ import annotations
