@@ -31,7 +31,9 @@ if TYPE_CHECKING:
         tensor_parallel,
     )
     from fuel_parallel.attention import Attention, Rotary
+    from fuel_parallel.backends import default_device, devices
     from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
+    from fuel_parallel.device_group import DeviceGroup
     from fuel_parallel.errors import FuelError
     from fuel_parallel.experts import ExpertParameter, MixtureOfExperts
     from fuel_parallel.layers import Embedding, LayerNorm, Linear, RMSNorm
@@ -66,6 +68,9 @@ _HOME_OF = {
     "SymbolicComm": "fuel_parallel.comm",
     "StoredWeight": "fuel_parallel.quantization",
     "Variable": "fuel_parallel.module",
+    "DeviceGroup": "fuel_parallel.device_group",
+    "default_device": "fuel_parallel.backends",
+    "devices": "fuel_parallel.backends",
     "init": "fuel_parallel.comm",
     "memory_stats": "fuel_parallel.runtime.execute",
     "on_preempt": "fuel_parallel.preemption",
@@ -91,6 +96,7 @@ __all__ = [
     "Attention",
     "CommInfo",
     "Communicator",
+    "DeviceGroup",
     "Embedding",
     "ExpertParameter",
     "FuelError",
@@ -113,6 +119,8 @@ __all__ = [
     "checkpoint",
     "context_parallel",
     "data_parallel",
+    "default_device",
+    "devices",
     "distributed_cache",
     "expert_parallel",
     "generation",

@@ -28,6 +28,10 @@ class ArgumentError(FuelError, ValueError):
     """An argument with a value outside of what the function accepts."""
 
 
+class DeviceError(ArgumentError):
+    """A device that is not there or not known, or operands that lie on different devices."""
+
+
 class IndexingError(FuelError, IndexError):
     """An index that is out of bounds, or of a kind that cannot be used for indexing."""
 

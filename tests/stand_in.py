@@ -200,6 +200,25 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
     def get(self):
         return plain(self).copy()
 
+    T = property(lambda self: self.transpose())
+
+    def tolist(self):
+        return self.get().tolist()
+
+    def fill(self, value):
+        self[...] = value
+
+
+def _by_numpy(name):
+    def method(self, *arguments, **options):
+        return self.module.new(getattr(plain(self), name)(*arguments, **options))
+
+    return method
+
+
+for _name in ("min", "any", "all", "argmax", "argmin"):
+    setattr(Array, _name, _by_numpy(_name))
+
 
 def places(index):
     """An index whose arrays are copies: an array of the stand-in may be let go of before the index is used."""
@@ -256,6 +275,11 @@ class ArrayModule:
     def ascontiguousarray(self, x):
         return x if x.flags.c_contiguous else self.new(plain(x))
 
+    def add_at(self, out, index, value):
+        total = plain(out).copy()
+        np.add.at(total, plain(index), plain(value))
+        out[...] = total
+
     def moveaxis(self, x, source, destination):
         return x._like(np.moveaxis(x.values, source, destination))
 
@@ -273,7 +297,12 @@ class ArrayModule:
         function = getattr(np, name)
         if isinstance(function, type) or not callable(function):
             return function
-        return lambda *inputs, **options: self.call(function, inputs, options)
+
+        def run(*inputs, **options):
+            return self.call(function, inputs, options)
+
+        run.at = self.add_at
+        return run
 
 
 class StandInMemory(DeviceMemory):

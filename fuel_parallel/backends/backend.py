@@ -1,9 +1,22 @@
-"""The interface between the runtime and a kind of device."""
+"""The interface between the runtime and a kind of device.
+
+A backend is arrays, an array module that computes on them, and copies. How an op is computed follows from three things
+that a backend says of itself, and is decided when a plan is made:
+
+1. by its kernel of the registry on `array_module`, if the backend `runs` it there;
+2. by a generated kernel, if the backend has a C dialect and the op an expression in it;
+3. on the host otherwise, between two Copy steps of the plan.
+
+A package adds a backend by an entry point of the group `fuel_parallel.backends`, whose name is the kind of device and
+whose value is a `Backend`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,15 +24,45 @@ import numpy as np
 from fuel_parallel.backends.device_memory import DeviceMemory
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What a device says of itself. `memory` is in bytes, 0 where it does not say."""
+
+    device: str
+    name: str
+    vendor: str
+    memory: int
+
+
 class Backend(ABC):
-    """Arrays of one device and the array module that computes on them."""
+    """One device: its arrays, and what computes on them. `Backend(number)` opens a device."""
 
     array_module: Any
     """A module with numpy's functions for this device's arrays: the first argument of every kernel."""
+    dialect: str = ""
+    """The C dialect of generated kernels, `cuda` or `opencl`; then the array module has `RawModule`, as CuPy has."""
+    lacks: frozenset[str] = frozenset()
+    """Names of dtypes in which generated kernels cannot compute."""
+    family: str = ""
+    """Devices of one family copy to each other directly, others through the host; the kind of device if empty."""
     dlpack_device: tuple[int, int]
     """Device type and number, as DLPack counts them."""
     memory: DeviceMemory | None = None
-    """How to reach the device's memory; None where arrays lie in the host's."""
+    """How to reach the device's memory from other ranks; None where arrays lie in the host's, or go through it."""
+
+    @classmethod
+    def count(cls) -> int:
+        """How many devices of this kind there are; `DeviceError` says what is missing and how to mend it."""
+        return 1
+
+    @classmethod
+    def refused(cls) -> Mapping[str, str]:
+        """Devices of this kind that are seen and cannot be used, by their names, and why."""
+        return {}
+
+    def runs(self, op: str, inputs: Sequence[Any], attrs: tuple[Any, ...]) -> bool:
+        """Whether the op's kernel in the registry runs on `array_module`; `inputs` have shapes and dtypes."""
+        return True
 
     @abstractmethod
     def holds(self, array: Any) -> bool:
@@ -31,7 +74,7 @@ class Backend(ABC):
 
     @abstractmethod
     def from_host(self, array: np.ndarray[Any, Any]) -> Any:
-        """The values of a host array on this device."""
+        """The values of a host array on this device. The host array may be written as soon as this returns."""
 
     @abstractmethod
     def settle(self, value: Any) -> Any:
@@ -40,6 +83,29 @@ class Backend(ABC):
     def owns(self, array: Any) -> bool:
         """Whether the array is all of its memory, and no view of another's."""
         return isinstance(array, self.array_module.ndarray) and bool(array.flags.owndata)
+    def from_peer(self, peer: Backend, array: Any) -> Any:
+        """The values of an array of another device of the same family on this one, without a stop at the host."""
+        if self.memory is None or peer.memory is None:
+            return self.from_host(peer.to_host(array))
+        with peer.running():
+            source = peer.settle(array)
+            peer.memory.stream().synchronize()
+        with self.running():
+            copied = self.array_module.empty(source.shape, dtype=source.dtype)
+            self.memory.copy_from_peer(copied, peer.memory, source)
+            # The source may be let go, and its memory used again, by a stream that knows nothing of this one.
+            self.memory.stream().synchronize()
+        return copied
+
+    def wait(self) -> None:
+        """Returns when all that was queued on the device is done."""
+        if self.memory is not None:
+            with self.running():
+                self.memory.stream().synchronize()
+
+    def properties(self, device: str) -> DeviceProperties:
+        """What the device says of itself. `device` is the name it goes by."""
+        return DeviceProperties(device, type(self).__name__, "", 0)
 
     def dlpack(self, array: Any, **options: Any) -> Any:
         """The array as a DLPack capsule."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from fuel_parallel.backends.backend import Backend
+from fuel_parallel.backends.backend import Backend, DeviceProperties
 
 
 class NumpyBackend(Backend):
@@ -15,6 +17,9 @@ class NumpyBackend(Backend):
 
     array_module = np
     dlpack_device = (1, 0)
+
+    def __init__(self, number: int = 0) -> None:
+        """There is one device: threads are numpy's business."""
 
     def holds(self, array: Any) -> bool:
         return isinstance(array, np.ndarray | np.generic)
@@ -24,6 +29,10 @@ class NumpyBackend(Backend):
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Any:
         return array
+
+    def properties(self, device: str) -> DeviceProperties:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return DeviceProperties(device, f"NumPy {np.__version__}", platform.machine(), memory)
 
     def settle(self, value: Any) -> Any:
         array = np.asarray(value)

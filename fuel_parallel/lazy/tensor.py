@@ -120,9 +120,13 @@ class Tensor:
         """The same values in another dtype."""
         return creation.astype(self, dtype)
 
-    def to_device(self, device: str, /, *, stream: Any = None) -> Tensor:
-        """The same values on another device."""
+    def to(self, device: str, /) -> Tensor:
+        """The same values on another device, `cuda:1` say: a Copy node, or two between two vendors."""
         return creation.to_device(self, device)
+
+    def to_device(self, device: str, /, *, stream: Any = None) -> Tensor:
+        """The array API's name of `to`."""
+        return self.to(device)
 
     def reshape(self, *shape: Any) -> Tensor:
         """The same elements in another shape; one extent may be -1. See `fuel_parallel.lazy.reshape`."""

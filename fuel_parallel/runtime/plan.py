@@ -9,8 +9,7 @@ collectives.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fuel_parallel.lazy.node import Attrs, Op, Spec
@@ -18,8 +17,14 @@ from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.calls import expand_calls
 from fuel_parallel.runtime.graph import Graph
+from fuel_parallel.runtime.kernels import Kernel, kernel_of
 from fuel_parallel.runtime.memory import MemoryPlan, Place, plan_memory
+from fuel_parallel.runtime.passes.host import on_host_where_needed
 from fuel_parallel.runtime.passes.overlap import endings
+
+
+def _no_kernel(*_: Any) -> Any:
+    raise RuntimeError("a step of no plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +50,8 @@ class Step:
     goes_on: bool = False
     reuses: bool = False
     updates: bool = False
-
-    @property
-    def kernel(self) -> Callable[..., Any]:
-        """The function that computes the step."""
-        return self.op.kernel
+    kernel: Kernel = field(default=_no_kernel, compare=False, repr=False)
+    """The function that computes it on its device, called as `Op.kernel` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,12 @@ class Plan:
         lines = [f"plan: {counts}, {len(self.outputs)} outputs, arena of {self.memory.arena_bytes} bytes"]
         for step in self.steps:
             inputs = ", ".join(f"%{i}" for i in step.inputs)
-            lines.append(f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{_remarks(step)}")
+            lines.append(f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{_where(step)}{_remarks(step)}")
         return "\n".join(lines)
+
+
+def _where(step: Step) -> str:
+    return "" if step.spec.device == "cpu" else f" on {step.spec.device}"
 
 
 def _remarks(step: Step) -> str:
@@ -93,7 +99,8 @@ def _named(slots: tuple[int, ...]) -> str:
 
 def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
     """The plan of a graph, after the named passes."""
-    graph = passes.optimize(expand_calls(graph), pass_names)
+    graph = on_host_where_needed(passes.optimize(expand_calls(graph), pass_names))
+    specs = graph.specs()
     last_use = {v: n for n, i in enumerate(graph.instructions) for v in i.inputs}
     kept = set(graph.outputs)
     ends = endings(graph) if "overlap" in pass_names else {}
@@ -108,9 +115,11 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
         dies = {v for v in i.inputs if last_use[v] == n and v not in kept}
         if output not in last_use and output not in kept:
             dies.add(output)
+        op = JOIN if n in memory.joined else i.op
+        kernel = op.kernel if i.spec.device == "cpu" else kernel_of(op, [specs[v] for v in i.inputs], i.attrs, i.spec)
         steps.append(
             Step(
-                JOIN if n in memory.joined else i.op,
+                op,
                 i.inputs,
                 i.attrs,
                 output,
@@ -122,6 +131,7 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 n in ends,
                 n in reusing,
                 n in memory.updates,
+                kernel or op.kernel,
             )
         )
     return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory)

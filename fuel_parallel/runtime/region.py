@@ -8,6 +8,7 @@ import numpy as np
 
 from fuel_parallel.lazy.node import Op, define
 from fuel_parallel.runtime.blocks import run_blocks
+from fuel_parallel.runtime.codegen.launch import compiles, launch
 from fuel_parallel.runtime.program import Extent, Program, kernel_on_rows, not_inferred
 
 
@@ -19,12 +20,9 @@ def _region_kernel(xp: Any, arrays: Any, program: Program) -> tuple[Any, ...]:
 
 
 def region_into(xp: Any, outputs: list[Any], arrays: Any, program: Program) -> None:
-    """Runs a region into given memory: as one generated kernel where CuPy can compile it, on the CPU by blocks."""
-    if xp.__name__ == "cupy":
-        from fuel_parallel.runtime.codegen.launch import launch
-
-        if launch(xp, outputs, arrays, program):
-            return
+    """Runs a region into given memory: as one generated kernel where there is one, on the CPU by blocks."""
+    if compiles(xp) and launch(xp, outputs, arrays, program):
+        return
     flat = program.is_flat
     inputs = [_on_grid(xp, a, kind, program, flat) for a, (kind, _) in zip(arrays, program.inputs, strict=True)]
     results = [

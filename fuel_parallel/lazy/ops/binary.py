@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.errors import DTypeError, ShapeError
+from fuel_parallel.errors import DeviceError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import ZERO, Node, Op, Shape, Spec, apply, define
@@ -100,7 +100,7 @@ def check_same_device(function: str, *specs: Spec) -> None:
     devices = {spec.device for spec in specs}
     if len(devices) > 1:
         named = " and ".join(sorted(devices))
-        raise DTypeError(f"{function}: operands are on {named}; move them to one device with x.to_device(...)")
+        raise DeviceError(f"{function}: operands are on {named}; move them to one device with x.to_device(...)")
 
 
 # Arithmetic.

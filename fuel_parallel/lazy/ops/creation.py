@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.backends import backend_of, check_device, device_of_dlpack, move
+from fuel_parallel.backends import backend_of, check_device, device_of_dlpack, hops, move
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
@@ -466,10 +466,16 @@ COPY = define(
 
 
 def to_device(x: Tensor, device: str | None) -> Tensor:
-    """`x` on another device, as a Copy node; `x` itself where it is there already, or no device is named."""
+    """`x` on another device, as a Copy node; `x` itself where it is there already, or no device is named.
+
+    Between two vendors it goes through the host: two Copy nodes.
+    """
     if device is None or device == x.device:
         return x
-    return Tensor(apply(COPY, (x.node,), check_device(device)))
+    node = x.node
+    for stop in hops(x.device, check_device(device)):
+        node = apply(COPY, (node,), stop)
+    return x if node is x.node else Tensor(node)
 
 
 def stop_gradient(x: Tensor, /) -> Tensor:

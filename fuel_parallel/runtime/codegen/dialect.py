@@ -1,7 +1,7 @@
 """What differs between the C dialects of GPUs, in one table: qualifiers, indices, barriers, the names of functions.
 
-CUDA and HIP share one dialect. Another one (OpenCL C) is one more `Dialect`: generated code holds no C++ beyond these
-entries, and needs no header.
+CUDA and HIP share one dialect, OpenCL C is another one: generated code holds no C++ beyond these entries, and needs no
+header.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ class Dialect:
 
     `types` are the C types in which values are computed, `stored` those in memory where they differ (16-bit floats are
     loaded and stored as bits). `math` names the functions of floats by dtype. `preamble` defines, whatever the dialect:
-    `float_from_bits(unsigned)`, `bits_from_float(float)`, and `shuffle_xor(x, mask)`, the value of another of 32
-    neighbouring threads; `halves`, where there are any, `load_<half>(bits)` and `store_<half>(float)`, which rounds
-    halves to even.
+    `float_from_bits(unsigned)` and `bits_from_float(float)`; `halves`, where there are any, `load_<half>(bits)` and
+    `store_<half>(float)`, which rounds halves to even.
+
+    `shuffle` sets `y` to the `x` of the thread whose number differs in the bit `mask`, one of 32 neighbours; all
+    threads of a block come to it. Where threads cannot read each other's registers, it goes through the shared array
+    `exchange`, which kernels declare and hand to functions.
     """
 
     kernel: str
@@ -43,6 +46,10 @@ class Dialect:
     blocks: str
     barrier: str
     unroll: str
+    shuffle: str
+    exchange: str
+    exchange_parameter: str
+    exchange_argument: str
     types: Mapping[DType, str]
     stored: Mapping[DType, str]
     math: Mapping[DType, Mapping[str, str]]
@@ -79,35 +86,35 @@ _TYPES = {
 }
 
 _HALVES = """
-static __device__ inline float load_bfloat16(unsigned short bits) { return float_from_bits((unsigned)bits << 16); }
+FUNCTION float load_bfloat16(unsigned short bits) { return float_from_bits((unsigned)bits << 16); }
 
-static __device__ inline unsigned short store_bfloat16(float x) {
+FUNCTION unsigned short store_bfloat16(float x) {
     unsigned bits = bits_from_float(x);
     if (x != x) return (unsigned short)((bits >> 16) | 0x40u);
     return (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 #ifdef __CUDA_ARCH__
-static __device__ inline float load_float16(unsigned short bits) {
+FUNCTION float load_float16(unsigned short bits) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
     return x;
 }
 
-static __device__ inline unsigned short store_float16(float x) {
+FUNCTION unsigned short store_float16(float x) {
     unsigned short bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
 }
 #else
-static __device__ inline float load_float16(unsigned short bits) {
+FUNCTION float load_float16(unsigned short bits) {
     unsigned sign = (unsigned)(bits & 0x8000u) << 16;
     unsigned rest = (unsigned)(bits & 0x7fffu) << 13;
     if (rest >= 0x0f800000u) return float_from_bits(sign | (rest + 0x70000000u));
     return float_from_bits(sign | bits_from_float(float_from_bits(rest) * 0x1p+112f));
 }
 
-static __device__ inline unsigned short store_float16(float x) {
+FUNCTION unsigned short store_float16(float x) {
     unsigned bits = bits_from_float(x);
     unsigned sign = (bits >> 16) & 0x8000u;
     bits &= 0x7fffffffu;
@@ -133,6 +140,10 @@ CUDA = Dialect(
     blocks="gridDim.x",
     barrier="__syncthreads();",
     unroll="#pragma unroll",
+    shuffle="const {type} y = ({type})shuffle_xor(x, mask);",
+    exchange="",
+    exchange_parameter="",
+    exchange_argument="",
     types=_TYPES,
     stored={dtypes.float16: "unsigned short", dtypes.bfloat16: "unsigned short"},
     math={
@@ -148,6 +159,40 @@ static __device__ inline unsigned bits_from_float(float x) { return __float_as_u
 #define shuffle_xor(x, mask) __shfl_xor_sync(0xffffffffu, x, mask, 32)
 #endif
 """,
-    halves=_HALVES,
+    halves=_HALVES.replace("FUNCTION", "static __device__ inline"),
 )
 """CUDA C, and HIP by way of CuPy."""
+
+OPENCL = Dialect(
+    kernel="__kernel",
+    launch_bounds="__attribute__((reqd_work_group_size({threads}, 1, 1))) void",
+    function="static",
+    shared="__local",
+    const_pointer="__global const {type}* restrict",
+    pointer="__global {type}* restrict",
+    thread="get_local_id(0)",
+    block="get_group_id(0)",
+    blocks="get_num_groups(0)",
+    barrier="barrier(CLK_LOCAL_MEM_FENCE);",
+    unroll="#pragma unroll",
+    shuffle="""barrier(CLK_LOCAL_MEM_FENCE);
+        ((__local {type}*)exchange)[get_local_id(0)] = x;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        const {type} y = ((__local {type}*)exchange)[get_local_id(0) ^ mask];""",
+    exchange="__local ulong exchange[{threads}];",
+    exchange_parameter=", __local ulong* exchange",
+    exchange_argument=", exchange",
+    types={**_TYPES, dtypes.int64: "long", dtypes.uint64: "ulong"},
+    stored={dtypes.bool_: "uchar", dtypes.float16: "unsigned short", dtypes.bfloat16: "unsigned short"},
+    math={d: {name: name for name in _MATH} for d in dtypes.FLOATING},
+    preamble="""
+#pragma OPENCL FP_CONTRACT OFF
+#ifdef cl_khr_fp64
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#endif
+static float float_from_bits(unsigned bits) { return as_float(bits); }
+static unsigned bits_from_float(float x) { return as_uint(x); }
+""",
+    halves=_HALVES.replace("FUNCTION", "static"),
+)
+"""OpenCL C 1.2: sub-groups are an extension that many devices lack. A pointer to bool cannot be a kernel's argument."""

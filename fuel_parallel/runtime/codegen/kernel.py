@@ -95,7 +95,7 @@ class _KernelWriter(SumWriter):
             self.second_kernel()
         dialect = self.dialect
         halves = [dialect.halves.strip()] if any(dtypes.is_half(v.dtype) for v in self.values) else []
-        position = "long long" if self.wide else "int"
+        position = dialect.types[dtypes.int64 if self.wide else dtypes.int32]
         head = f"typedef {position} position;\n#define COLUMNS {self.body.columns}"
         parts = [dialect.preamble.strip(), *halves, head, *self.definitions(), "\n".join(self.lines)]
         return Kernel(
@@ -122,6 +122,8 @@ class _KernelWriter(SumWriter):
         self.open(f"{dialect.kernel} {bounds} {ENTRY}({parameters})")
         self.line(f"const int thread = (int){dialect.thread};")
         self.line(f"const position block = (position){dialect.block};")
+        if any(isinstance(v, RowReduction) or v.extent is Extent.TOTAL for v in self.values):
+            self.declare_exchange(self.at.threads)
         for n, value in enumerate(self.values):
             if isinstance(value, Load) and value.extent is Extent.SCALAR:
                 self.line(f"const {self.type_of(n)} v{n} = {self.load(value)};")
@@ -191,8 +193,8 @@ class _KernelWriter(SumWriter):
             start = self.identity(value.name, value.dtype) if isinstance(value, RowReduction) else "0"
             self.line(f"{self.type_of(n)} r{n} = {start};")
             if isinstance(value, Pick):
-                index = self.name_of(value.inputs[1])
-                self.line(f"const long long i{n} = {index} < 0 ? (long long){index} + COLUMNS : (long long){index};")
+                index, wide = self.name_of(value.inputs[1]), self.dialect.types[dtypes.int64]
+                self.line(f"const {wide} i{n} = {index} < 0 ? ({wide}){index} + COLUMNS : ({wide}){index};")
         if at.passes[level]:
             self._over_columns(level, gathered, sums, outputs)
         return self._gather(gathered)
@@ -253,11 +255,11 @@ class _KernelWriter(SumWriter):
         for n in gathered:
             value = self.values[n]
             if isinstance(value, Pick):
-                self.line(f"if (lane == (int)((unsigned long long)i{n} % {at.lanes})) s{n}[group] = r{n};")
+                wide = self.dialect.types[dtypes.uint64]
+                self.line(f"if (lane == (int)(({wide})i{n} % {at.lanes})) s{n}[group] = r{n};")
                 barrier = True
             elif isinstance(value, RowReduction):
-                across = self.across_threads(value.name, value.dtype)
-                self.line(f"r{n} = {across}(r{n}, {min(at.lanes, 32)});")
+                self.line(f"r{n} = {self.across_threads(value.name, value.dtype, f'r{n}', min(at.lanes, 32))};")
                 if at.lanes > 32:
                     self.line(f"if (thread % 32 == 0) s{n}[thread / 32] = r{n};")
                     barrier = True
@@ -269,7 +271,7 @@ class _KernelWriter(SumWriter):
                 text = f"s{n}[group]"
             elif isinstance(value, RowReduction) and at.lanes > 32:
                 warps = at.lanes // 32
-                across = self.across_threads(value.name, value.dtype)
-                text = f"{across}(s{n}[group * {warps} + thread % {warps}], {warps})"
+                part = f"s{n}[group * {warps} + thread % {warps}]"
+                text = self.across_threads(value.name, value.dtype, part, warps)
             self.line(f"const {self.type_of(n)} v{n} = {text};")
         return barrier

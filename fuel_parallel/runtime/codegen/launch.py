@@ -1,7 +1,7 @@
-"""Runs a region as a generated kernel, by CuPy on CUDA and ROCm.
+"""Runs a region as a generated kernel: by CuPy on CUDA and ROCm, or by an array module with CuPy's `RawModule`.
 
-Sources are made once for each program and compiled once for each source and device; CuPy keeps compiled code on disk
-as well. The kernels run on CuPy's current stream. Outputs must not share memory with inputs.
+Sources are made once for each program and compiled once for each source and device; CuPy and pyopencl keep compiled
+code on disk as well. The kernels run on the current stream. Outputs must not share memory with inputs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fuel_parallel.runtime.codegen.dialect import CUDA, OPENCL, Dialect
 from fuel_parallel.runtime.codegen.expressions import Unsupported
 from fuel_parallel.runtime.codegen.kernel import ENTRY, Kernel, kernel_for
 from fuel_parallel.runtime.codegen.sums import FINISH, FINISH_THREADS
@@ -22,11 +23,20 @@ HIP_OPTIONS = ("-std=c++17", "-ffp-contract=off")
 compute must be the same number in both, and the same as on the CPU; what is bound by memory loses nothing."""
 
 
+_OF_MODULE = {"cupy": CUDA, "opencl": OPENCL}
+"""The dialect of the array modules that compile sources, by their names."""
+
+
+def compiles(xp: Any) -> bool:
+    """Whether the array module takes generated kernels."""
+    return xp.__name__ in _OF_MODULE
+
+
 @lru_cache(maxsize=4096)
-def kernel_or_reason(program: Program) -> Kernel | str:
+def kernel_or_reason(program: Program, dialect: Dialect = CUDA) -> Kernel | str:
     """The kernel of a program, or why there is none. Programs live in cached plans, so each is met again."""
     try:
-        return kernel_for(program)
+        return kernel_for(program, dialect)
     except Unsupported as reason:
         return str(reason)
 
@@ -34,17 +44,28 @@ def kernel_or_reason(program: Program) -> Kernel | str:
 @lru_cache(maxsize=4096)
 def _compiled(xp: Any, device: int, source: str, has_finish: bool) -> tuple[Any, Any]:
     """The two kernels of a source on the current device."""
-    module = xp.RawModule(code=source, options=HIP_OPTIONS if xp.cuda.runtime.is_hip else CUDA_OPTIONS)
+    module = xp.RawModule(code=source, options=_options(xp))
     return module.get_function(ENTRY), module.get_function(FINISH) if has_finish else None
+
+
+def _options(xp: Any) -> tuple[str, ...]:
+    if xp.__name__ != "cupy":
+        return ()  # the module knows its compiler
+    return HIP_OPTIONS if xp.cuda.runtime.is_hip else CUDA_OPTIONS
+
+
+def _current_device(xp: Any) -> int:
+    """CuPy is one module for all devices; others are one for each."""
+    return int(xp.cuda.runtime.getDevice()) if xp.__name__ == "cupy" else 0
 
 
 def launch(xp: Any, outputs: list[Any], arrays: Any, program: Program) -> bool:
     """Fills `outputs` (contiguous) from the region's inputs; False, and nothing done, if there is no kernel for it."""
-    kernel = kernel_or_reason(program)
+    kernel = kernel_or_reason(program, _OF_MODULE[xp.__name__])
     if isinstance(kernel, str):
         return False
     count = np.int64 if kernel.wide_positions else np.int32
-    first, finish = _compiled(xp, int(xp.cuda.runtime.getDevice()), kernel.source, bool(kernel.workspaces))
+    first, finish = _compiled(xp, _current_device(xp), kernel.source, bool(kernel.workspaces))
     blocks, partial_rows = kernel.blocks(program.rows), kernel.partial_rows(program.rows)
     partials = [
         xp.empty((partial_rows, program.columns) if by_column else (blocks,), dtype=dtype)

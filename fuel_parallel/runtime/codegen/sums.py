@@ -110,11 +110,10 @@ class SumWriter(Writer):
     def _total(self, n: int, threads: int) -> None:
         """The sum of all threads' `v{n}`, in the first of them."""
         dtype, warps = self.values[n].dtype, threads // 32
-        across = self.across_threads("add", dtype)
-        self.line(f"v{n} = {across}(v{n}, 32);")
+        self.line(f"v{n} = {self.across_threads('add', dtype, f'v{n}', 32)};")
         self.line(f"if (thread % 32 == 0) s{n}[thread / 32] = v{n};")
         self.line(self.dialect.barrier)
-        self.line(f"v{n} = {across}(s{n}[thread % {warps}], {warps});")
+        self.line(f"v{n} = {self.across_threads('add', dtype, f's{n}[thread % {warps}]', warps)};")
 
     def second_kernel(self) -> None:
         """The kernel that adds the partial results."""
@@ -126,6 +125,8 @@ class SumWriter(Writer):
         self.open(f"{dialect.kernel} {bounds} {FINISH}({parameters})")
         self.line(f"const int thread = (int){dialect.thread};")
         self._share(FINISH_THREADS)
+        if any(self.values[n].extent is Extent.TOTAL for n in self.accumulations):
+            self.declare_exchange(FINISH_THREADS)
         if self.by_column:
             self.line(f"const int column = (int){dialect.block} * 32 + thread % 32;")
         for n in self.accumulations:

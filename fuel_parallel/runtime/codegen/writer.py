@@ -106,18 +106,24 @@ class Writer:
         top = f"(($U)1 << {8 * dtype.itemsize - 1})"
         return self.vocabulary.resolve(f"($T)~{top}" if largest else f"($T){top}", dtype)
 
-    def across_threads(self, name: str, dtype: DType) -> str:
-        """The function that combines `width` neighbouring threads, a power of two up to 32; all get the result."""
+    def across_threads(self, name: str, dtype: DType, x: str, width: int) -> str:
+        """The call that combines `width` neighbouring threads, a power of two up to 32; all get the result."""
         computed = self.computed_dtype(dtype)
         full, kind = f"across_threads_{name}_{computed.name}", self.dialect.types[dtype]
         if full not in self.functions:
             combined = self.combined(name, dtype, "x", "y")
-            self.functions[full] = f"""{self.dialect.function} {kind} {full}({kind} x, const int width) {{
+            parameters = f"{kind} x, const int width{self.dialect.exchange_parameter}"
+            self.functions[full] = f"""{self.dialect.function} {kind} {full}({parameters}) {{
     {self.dialect.unroll}
     for (int mask = width / 2; mask > 0; mask /= 2) {{
-        const {kind} y = ({kind})shuffle_xor(x, mask);
+        {self.dialect.shuffle.format(type=kind)}
         x = {combined};
     }}
     return x;
 }}"""
-        return full
+        return f"{full}({x}, {width}{self.dialect.exchange_argument})"
+
+    def declare_exchange(self, threads: int) -> None:
+        """What `across_threads` needs, at the start of a kernel."""
+        if self.dialect.exchange:
+            self.line(self.dialect.exchange.format(threads=threads))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fuel_parallel.lazy.dtypes import is_half
 from fuel_parallel.lazy.node import Shape, Spec
 from fuel_parallel.runtime.graph import Instruction
+from fuel_parallel.runtime.kernels import fuses
 from fuel_parallel.runtime.program import Extent
 
 
@@ -38,7 +39,8 @@ _ROW_REDUCTIONS = ("sum", "mean", "max", "min")
 
 def may_fuse(i: Instruction, specs: list[Spec]) -> bool:
     """Whether there is a rule for the instruction."""
-    if i.spec.device != "cpu" and any(specs[v].device != i.spec.device for v in i.inputs):
+    device = i.spec.device
+    if device != "cpu" and (any(specs[v].device != device for v in i.inputs) or not fuses(device)):
         return False
     # Halves are summed in float32; blocks of partial sums would be rounded on the way.
     return i.op.elementwise or (i.op.name in _RULES and not (i.op.name in _ROW_REDUCTIONS and is_half(i.spec.dtype)))

@@ -112,7 +112,7 @@ def on_host(folder: Path) -> Runner:
         outputs = [cupy.empty(shape, program.dtype_of(register)) for register, shape in program.outputs]
         kernel = kernel_for(program, limits=limits)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "kernel_or_reason", lambda _: kernel)
+            patch.setattr(launch, "kernel_or_reason", lambda *_: kernel)
             assert launch.launch(cupy, outputs, arrays, program)
         return outputs
 

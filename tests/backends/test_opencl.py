@@ -1,0 +1,99 @@
+"""OpenCL: arrays come and go whole, generated kernels agree with numpy, and mistakes are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fuel_parallel as fp
+import fuel_parallel.lazy as ft
+from fuel_parallel.errors import DeviceError, RealizeError
+from fuel_parallel.lazy import dtypes
+from fuel_parallel.runtime.graph import trace
+from fuel_parallel.runtime.plan import make_plan
+
+NUMBERS = [d for d in dtypes.ALL if dtypes.kind(d) in ("integral", "real floating")]
+
+
+def random(shape: tuple[int, ...], dtype: Any = np.float64, seed: int = 0) -> Any:
+    values = np.random.default_rng(seed).normal(size=shape) * 3
+    return (np.abs(values) if np.dtype(dtype).kind == "u" else values).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 2)], ids=str)
+def test_arrays_come_back_as_they_went(opencl: str, dtype: Any, shape: tuple[int, ...]) -> None:
+    x = random(shape).astype(dtype)
+    there = ft.asarray(x).to(opencl)
+    assert there.numpy().tobytes() == x.tobytes()
+    assert ft.flip(there.realize()).numpy().tobytes() == np.ascontiguousarray(np.flip(x)).tobytes()
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+def test_every_number_is_computed_in_as_by_numpy(opencl: str, dtype: Any) -> None:
+    a, b = (ft.asarray(random((3, 17), dtype, seed)) for seed in (1, 2))
+
+    def results(x: ft.Tensor, y: ft.Tensor) -> list[ft.Tensor]:
+        return [x * y + x, ft.maximum(x, y), x > y, ft.sum(x, axis=0), ft.max(y, axis=1), ft.astype(x, ft.float32) / 3]
+
+    for here, there in zip(results(a, b), results(a.to(opencl), b.to(opencl)), strict=True):
+        assert (there.device, there.dtype) == (opencl, here.dtype)
+        np.testing.assert_allclose(
+            there.numpy().astype(np.float64),
+            here.numpy().astype(np.float64),
+            rtol=2e-2 if dtypes.is_half(dtype) else 1e-5,
+        )
+
+
+@pytest.mark.parametrize("dtype", [ft.float16, ft.bfloat16, ft.float32, ft.float64, ft.int32], ids=str)
+@pytest.mark.parametrize(
+    "shapes", [((1, 1), (1, 1)), ((17, 33), (33, 5)), ((3, 1, 2, 4), (2, 4, 3)), ((2, 0), (0, 3))], ids=str
+)
+def test_products_agree(opencl: str, dtype: Any, shapes: Any) -> None:
+    a, b = (ft.asarray(random(shape, np.float64, seed)).astype(dtype) for seed, shape in enumerate(shapes))
+    found = ft.matmul(a.to(opencl), b.to(opencl))
+    wanted = ft.matmul(a, b).numpy().astype(np.float64)
+    tolerance = {2: 5e-2, 4: 1e-5, 8: 1e-13}[dtype.itemsize]
+    np.testing.assert_allclose(found.numpy().astype(np.float64), wanted, rtol=tolerance, atol=tolerance * 10)
+
+
+@settings(max_examples=12, deadline=None)
+@given(rows=st.integers(1, 40), columns=st.integers(1, 150), seed=st.integers(0, 9))
+def test_regions_agree_with_the_cpu(opencl: str, rows: int, columns: int, seed: int) -> None:
+    values = random((rows, columns), np.float64, seed)
+
+    def results(x: ft.Tensor) -> list[ft.Tensor]:
+        y = ft.softmax(x, axis=-1) * ft.tanh(x)
+        return [y, ft.sum(y, axis=0), ft.sum(y), ft.layer_norm(x), ft.grad(ft.sum(y * y), x)]
+
+    here, there = results(ft.asarray(values)), results(ft.asarray(values).to(opencl).realize())
+    fp.realize(there)
+    for mine, theirs in zip(there, here, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_chain_is_one_generated_kernel(opencl: str) -> None:
+    x = ft.asarray(random((64, 65))).to(opencl).realize()
+    plan = make_plan(trace([ft.sum(ft.exp(x) * x - x, axis=-1).node])[0], ("fusion",))
+    assert [(step.op.name, step.spec.device) for step in plan.steps] == [("region", opencl), ("item", opencl)]
+
+
+def test_an_index_out_of_bounds_is_found(opencl: str) -> None:
+    x = ft.asarray(random((4, 3))).to(opencl)
+    assert x[ft.asarray([-1, 0], device=opencl)].tolist() == x.numpy()[[-1, 0]].tolist()
+    with pytest.raises(RealizeError, match="an index is out of bounds for axis 0 with size 4"):
+        x[ft.asarray([1, 4], device=opencl)].realize()
+
+
+def test_operands_on_two_devices_are_both_named(opencl: str) -> None:
+    with pytest.raises(DeviceError, match=f"add: operands are on cpu and {opencl}; move them to one device"):
+        ft.ones(2) + ft.ones(2, device=opencl)
+
+
+def test_there_is_no_dlpack_capsule(opencl: str) -> None:
+    with pytest.raises(DeviceError, match=r"x\.to\('cpu'\)"):
+        ft.ones(2, device=opencl).__dlpack__()

@@ -1,0 +1,59 @@
+"""Each op of the registry computes the same on every kind of device, on the device or between copies to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import stand_in
+import third_party
+
+import fuel_parallel.lazy as ft
+from fuel_parallel import backends
+from fuel_parallel.errors import DeviceError
+from fuel_parallel.runtime.graph import trace
+from fuel_parallel.runtime.plan import make_plan
+
+DEVICES = ("cpu", "plain:0", "abacus:0", "opencl:0")
+
+ON_HOST = {
+    "all", "any", "argmax", "argmin", "argsort", "astype", "attention", "attention_backward", "cumulative_prod",
+    "cumulative_sum", "grouped_matmul", "grouped_outer", "imag", "index_add", "index_update", "nll", "nll_backward",
+    "prod", "searchsorted", "tril", "triu",
+}  # fmt: skip
+"""Cases that OpenCL does not compute itself; `index` with several axes too. That of `astype` is about complex."""
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    name: str = request.param
+    monkeypatch.setitem(backends._found, "abacus:0", third_party.Abacus(0))
+    with stand_in.installed(stand_in.StandInMemory("plain:0")):
+        try:
+            yield backends.check_device(name)
+        except DeviceError as reason:
+            pytest.skip(str(reason))
+
+
+def test_value(case: Any, device: str) -> None:
+    built = case.build(*[ft.asarray(x).to(device) for x in case.inputs])
+    wanted = np.asarray(case.oracle(*case.inputs))
+    found = built.numpy()
+    assert (found.shape, built.device) == (wanted.shape, "other:0" if case.op == "copy" else device)
+    if wanted.dtype.kind in "biu":
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_what_opencl_leaves_to_the_host_is_listed(case: Any) -> None:
+    try:
+        device = backends.check_device("opencl:0")
+    except DeviceError as reason:
+        pytest.skip(str(reason))
+    inputs = [ft.asarray(x).to(device).realize() for x in case.inputs]
+    plan = make_plan(trace([case.build(*inputs).node])[0], ())
+    here = {step.op.name for step in plan.steps if step.op.name == case.op and step.spec.device == "cpu"}
+    assert (case.op in here) == (case.op in ON_HOST or (case.op == "index" and len(inputs) == 2)) or case.op == "copy"
