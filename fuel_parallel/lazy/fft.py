@@ -56,8 +56,8 @@ def _complex_of(d: DType) -> DType:
 
 
 # The matrix of the transform is symmetric, so that each is its own adjoint.
-FFT = _transform("fft", lambda n: n, lambda d: d, lambda g, y, x, axis, norm: _apply(FFT, g, axis, norm))
-IFFT = _transform("ifft", lambda n: n, lambda d: d, lambda g, y, x, axis, norm: _apply(IFFT, g, axis, norm))
+FFT: Op = _transform("fft", lambda n: n, lambda d: d, lambda g, y, x, axis, norm: _apply(FFT, g, axis, norm))
+IFFT: Op = _transform("ifft", lambda n: n, lambda d: d, lambda g, y, x, axis, norm: _apply(IFFT, g, axis, norm))
 RFFT = _transform("rfft", lambda n: n // 2 + 1, _complex_of, lambda g, y, x, axis, norm: _rfft_vjp(g, x, axis, norm))
 IRFFT = define(
     Op(

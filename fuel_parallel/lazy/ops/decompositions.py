@@ -331,7 +331,7 @@ SVD = _decomposition("svd", _svd_shapes, lambda xp, x, full: xp.linalg.svd(x, fu
 def svd(x: Tensor, full: builtins.bool) -> tuple[Tensor, Tensor, Tensor]:
     """U, S and V^H of matrices."""
     packed = Tensor(apply(SVD, (x.node,), full))
-    u, s, vh = unpack(packed, _svd_shapes(*x.shape[-2:], full))
+    u, s, vh = unpack(packed, _svd_shapes(x.shape[-2], x.shape[-1], full))
     return u, _real(s), vh
 
 
@@ -383,7 +383,7 @@ QR = _decomposition("qr", _qr_shapes, lambda xp, x, mode: xp.linalg.qr(x, mode=m
 
 def qr(x: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """Q and R of matrices."""
-    q, r = unpack(Tensor(apply(QR, (x.node,), mode)), _qr_shapes(*x.shape[-2:], mode))
+    q, r = unpack(Tensor(apply(QR, (x.node,), mode)), _qr_shapes(x.shape[-2], x.shape[-1], mode))
     return q, r
 
 
