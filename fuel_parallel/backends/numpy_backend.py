@@ -44,7 +44,7 @@ class NumpyBackend(Backend):
 
     def dlpack(self, array: Any, **options: Any) -> Any:
         # Only the newer capsules can say that memory is not to be written.
-        if "max_version" not in options:
+        if options.get("max_version", (0, 0)) < (1, 0):
             return array.__dlpack__(**options)
         view = array.view()
         view.flags.writeable = False

@@ -27,10 +27,11 @@ def written(xp: Any, x: Any, key: Any, value: Any) -> Any:
 def test_basic_keys(shape: Any, data: st.DataObject) -> None:
     x = values("int32", shape)
     key = data.draw(hnp.basic_indices(shape, allow_newaxis=True, max_dims=5))
-    if not isinstance(key, tuple) or Ellipsis in key or len([k for k in key if k is not None]) == x.ndim:
+    parts = key if isinstance(key, tuple) else (key,)
+    if Ellipsis in parts or sum(part is not None for part in parts) == x.ndim:  # others the reference leaves out
         agree(read, x, key)
-    if not isinstance(key, tuple) or None not in key:
-        agree(written, x, key if isinstance(key, tuple) else (key, ...), values("int32", np.asarray(x[key]).shape, 1))
+        if None not in parts:
+            agree(written, x, key, values("int32", np.asarray(x[key]).shape, 1))
 
 
 @settings(max_examples=30)
@@ -68,6 +69,6 @@ def test_wrong_keys(key: Any) -> None:
     agree(read, values("int8", (2, 3)), key)
 
 
-@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("dtype", NAMES[1:])  # bools are taken beyond the standard
 def test_what_is_written_must_promote_to_the_dtype(dtype: str) -> None:
     agree(written, values("int32", (2, 3)), (0, ...), values(dtype, (3,)))

@@ -47,7 +47,8 @@ BINARY: list[tuple[str, Any, tuple[Any, ...]]] = [
     *((name, getattr(np, name), (*BOOL, *NUMERIC)) for name in ("logical_and", "logical_or", "logical_xor")),
     *((name, getattr(np, name), (*BOOL, *REAL)) for name in ("less", "less_equal", "greater", "greater_equal")),
     *((name, getattr(np, name), (*BOOL, *REAL)) for name in ("maximum", "minimum")),
-    *((name, getattr(np, name), REAL) for name in ("floor_divide", "remainder")),
+    ("floor_divide", lambda a, b: floor_divide(a, b), REAL),
+    ("remainder", np.remainder, REAL),
     *((name, getattr(np, name), FLOAT) for name in ("hypot", "logaddexp", "copysign")),
     *((name, getattr(np, name), (*BOOL, *INT, *UINT)) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")),
     ("atan2", np.arctan2, FLOAT),
@@ -59,6 +60,13 @@ BINARY: list[tuple[str, Any, tuple[Any, ...]]] = [
 ]
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 3.0, 100.0, 1e-3, np.inf, -np.inf, np.nan]
 SMALL = [0, 1, 2, 3, 7]  # what shifts and powers of every integer dtype can bear
+
+
+def floor_divide(a: Array, b: Array) -> Array:
+    """numpy's, but for infinite operands, where the standard asks for the floor of the quotient."""
+    whole = np.asarray(np.floor_divide(a, b))
+    np.floor(np.true_divide(a, b), out=whole, where=np.isinf(a) | np.isinf(b), casting="unsafe")
+    return whole
 
 
 def values(dtype: Any, seed: int, shape: tuple[int, ...]) -> Array:
