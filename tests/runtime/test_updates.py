@@ -66,7 +66,7 @@ READS = [lambda x: x[1:3], lambda x: x * 2, lambda x: x.T, lambda x: x[:, 0], la
 """Of a tensor as of an array: views, the whole, and something computed."""
 
 
-@settings(max_examples=1500 if os.environ.get("FUEL_STRESS") else 100)
+@settings(max_examples=1000 if os.environ.get("FUEL_STRESS") else 100)
 @given(st.data())
 def test_values_are_those_of_a_program_that_copies(data: Any) -> None:
     """Writes, and reads of old values before and after them, in any order and in any number of plans."""
