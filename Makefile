@@ -102,7 +102,7 @@ stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
 	done; \
 	part "KV cache, many steps with faults" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/distributed_cache/test_agreement.py $(PYTEST_OPTIONS); \
 	part "generation, many prompts" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/generation $(PYTEST_OPTIONS); \
-	export FUEL_STRESS=1 PYTEST_ADDOPTS="-k test_generation"; \
+	export FUEL_STRESS=1 PYTEST_ADDOPTS="-k test_generation --timeout 600"; \
 	for n in 2 4; do part "generation, many prompts on $$n ranks" on_ranks $(VENV) $$n $(OPENMPI_OPTIONS); done; \
 	export PYTEST_ADDOPTS="-k random_schedules"; \
 	part "a thousand random pipelines on 3 ranks" on_ranks $(VENV) 3 $(OPENMPI_OPTIONS); \

@@ -14,6 +14,7 @@ import ctypes
 import mmap
 import os
 import threading
+import types
 from contextlib import contextmanager
 
 import numpy as np
@@ -201,6 +202,8 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return plain(self).copy()
 
     T = property(lambda self: self.transpose())
+    real = property(lambda self: self._like(self.values.real))
+    imag = property(lambda self: self._like(self.values.imag))
 
     def tolist(self):
         return self.get().tolist()
@@ -216,7 +219,7 @@ def _by_numpy(name):
     return method
 
 
-for _name in ("min", "any", "all", "argmax", "argmin"):
+for _name in ("min", "any", "all", "argmax", "argmin", "conj"):
     setattr(Array, _name, _by_numpy(_name))
 
 
@@ -291,10 +294,17 @@ class ArrayModule:
         if out is not None:
             out[...] = result
             return out
+        if isinstance(result, tuple):
+            return tuple(map(self.new, result))
         return self.new(result) if isinstance(result, np.ndarray | np.generic) else result
 
     def __getattr__(self, name):
-        function = getattr(np, name)
+        return self.of(np, name)
+
+    def of(self, namespace, name):
+        function = getattr(namespace, name)
+        if isinstance(function, types.ModuleType):
+            return Namespace(self, function)
         if isinstance(function, type) or not callable(function):
             return function
 
@@ -303,6 +313,16 @@ class ArrayModule:
 
         run.at = self.add_at
         return run
+
+
+class Namespace:
+    """`linalg` and `fft`."""
+
+    def __init__(self, module, namespace):
+        self._module, self._namespace = module, namespace
+
+    def __getattr__(self, name):
+        return self._module.of(self._namespace, name)
 
 
 class StandInMemory(DeviceMemory):

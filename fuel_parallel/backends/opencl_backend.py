@@ -67,6 +67,10 @@ class OpenClBackend(Backend):
     def holds(self, array: Any) -> bool:
         return getattr(array, "module", None) is self.array_module
 
+    def owns(self, array: Any) -> bool:
+        """See `Backend.owns`."""
+        return False  # an array may be a view, and does not know it
+
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
         host: np.ndarray[Any, Any] = array.get()
         return host

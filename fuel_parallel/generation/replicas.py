@@ -40,6 +40,18 @@ class Replicas:
         dp: The ranks that have this rank's place in the other replicas.
         policy: Where a request goes: see `Router`.
         round_steps: Steps that replicas take before they tell each other.
+
+    >>> import fuel_parallel.lazy as ft
+    >>> from fuel_parallel import IdentityComm
+    >>> from fuel_parallel.distributed_cache import KVPool
+    >>> def counts(tokens, *, cache, batch):                            # likeliest is the next number
+    ...     return ft.astype(ft.expand_dims(tokens[batch.last] + 1, axis=1) == ft.arange(10), "float32")
+    >>> engine = Engine(counts, KVPool(num_layers=1, num_kv_heads=1, head_dim=1, num_pages=8), vocabulary=10)
+    >>> replicas = Replicas(engine, IdentityComm())
+    >>> replicas.submit(GenerationRequest(prompt=(3,), max_tokens=2))
+    0
+    >>> [update.tokens for update in replicas.step()]
+    [(4,)]
     """
 
     def __init__(

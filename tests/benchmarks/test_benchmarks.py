@@ -112,3 +112,11 @@ def test_the_kv_cache_reports_look_ups_attention_and_routing() -> None:
     assert all(time > 0 for time in found["look_ups"]["3000"].values())
     assert len(found["routing"]) == 6
     assert all(0 < one["hit_rate"] < 1 and one["imbalance"] >= 0 for one in found["routing"])
+
+
+def test_generation_computes_shared_prefixes_once() -> None:
+    found = report("generate.py", "--dim=16", "--layers=1", "--prompts=1", "--tokens=2")
+    assert found["cold"]["prefill_tokens"] == found["cold"]["prompt_tokens"] == 3 * 528
+    assert found["warm"]["prefill_tokens"] == 528 + 2 * 16
+    assert all(rate > 0 for rate in found["tokens_per_s"].values())
+    assert found["speedup"] > 0

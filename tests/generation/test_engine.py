@@ -40,7 +40,7 @@ def plain(requests: list[GenerationRequest]) -> list[list[tuple[int, ...]]]:
 @pytest.mark.parametrize(
     ("pages", "options"),
     [
-        (256, {"max_rows": 16, "token_budget": 64}),
+        (2000, {"max_rows": 16, "token_budget": 64}),
         (14, {"max_rows": 8, "token_budget": 16}),
         (14, {"max_rows": 8, "token_budget": 16, "reuse_prefixes": False}),
     ],
