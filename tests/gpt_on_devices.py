@@ -9,6 +9,7 @@ import train_gpt
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
+from fuel_parallel.pipeline_parallel import build
 
 CONFIG = train_gpt.Config(vocabulary=12, dim=16, layers=1, heads=4, context=6, dtype="float64")
 
@@ -16,8 +17,8 @@ CONFIG = train_gpt.Config(vocabulary=12, dim=16, layers=1, heads=4, context=6, d
 def model_on(tp):
     """The model of the example, cut over the ranks of `tp`."""
     alone = fp.IdentityComm()
-    model = train_gpt.GPT(CONFIG, ft.random.Generator(0), train_gpt.Ranks(alone, alone, tp, None))
-    return model
+    ranks = train_gpt.Ranks(world=alone, pp=alone, dp=alone, tp=tp, sequence_dim=None)
+    return train_gpt.GPT(CONFIG, ft.random.Generator(0), ranks, build("gpipe", 1, 1))
 
 
 def batches(steps):
@@ -29,7 +30,7 @@ class OnDevices:
     def __init__(self, group):
         self.group = group
         self.weights = {}
-        for name, weight in model_on(fp.IdentityComm()).named_parameters():
+        for name, weight in model_on(fp.IdentityComm()).model.named_parameters():
             dense = ft.asarray(weight.numpy())
             kind = name.removesuffix(".weight")
             size = CONFIG.dim // CONFIG.heads
@@ -39,9 +40,9 @@ class OnDevices:
             elif kind.endswith("attention.out"):
                 parts = group.place(ft.reshape(dense, (CONFIG.heads, size, CONFIG.dim)), 0)
                 self.weights[kind] = [ft.reshape(part, (-1, CONFIG.dim)) for part in parts]
-            elif kind == "blocks.0.out":
+            elif kind == "layers.1.out":
                 self.weights[kind] = group.place(dense, 0)
-            elif kind.endswith(("hidden", "head")):
+            elif kind.endswith("hidden") or kind == "layers.2.out":
                 self.weights[kind] = group.place(dense, 1)
             else:
                 self.weights[kind] = [dense.to(group.leader)]
@@ -61,14 +62,14 @@ class OnDevices:
     def loss(self, windows):
         leader = self.group.leader
         tokens, targets = (ft.asarray(w, device=leader) for w in (windows[:, :-1], windows[:, 1:]))
-        x = self.weights["token"][0][tokens] + self.weights["position"][0]
-        xs = self._norm(x, "blocks.0.attention_norm")
-        qkv = [self._columns(xs, f"blocks.0.attention.{name}") for name in ("query", "key", "value")]
+        x = self.weights["layers.0.token"][0][tokens] + self.weights["layers.0.position"][0]
+        xs = self._norm(x, "layers.1.attention_norm")
+        qkv = [self._columns(xs, f"layers.1.attention.{name}") for name in ("query", "key", "value")]
         attended = [self._attend(*each) for each in zip(*qkv, strict=True)]
-        x = x + self.group.all_reduce(self._columns(attended, "blocks.0.attention.out"))
-        hidden = [ft.square(ft.relu(h)) for h in self._columns(self._norm(x, "blocks.0.norm"), "blocks.0.hidden")]
-        x = x + self.group.all_reduce(self._columns(hidden, "blocks.0.out"))
-        logits = self.group.all_gather(self._columns(self._norm(x, "norm"), "head"), dim=-1)
+        x = x + self.group.all_reduce(self._columns(attended, "layers.1.attention.out"))
+        hidden = [ft.square(ft.relu(h)) for h in self._columns(self._norm(x, "layers.1.norm"), "layers.1.hidden")]
+        x = x + self.group.all_reduce(self._columns(hidden, "layers.1.out"))
+        logits = self.group.all_gather(self._columns(self._norm(x, "layers.2.norm"), "layers.2.out"), dim=-1)
         return ft.cross_entropy(logits, targets)
 
     def train(self, steps, lr=0.5):
@@ -86,13 +87,12 @@ class OnDevices:
 
 def train_on_ranks(tp, steps, lr=0.5):
     """The same, by the example's model over ranks."""
-    model = model_on(tp)
+    gpt = model_on(tp)
     losses = []
     for windows in batches(steps):
-        loss = model.loss(windows)
-        parameters = model.parameters()
-        for p, g in zip(parameters, ft.grad(loss, parameters), strict=True):
+        loss, gradients = gpt.learn(windows)
+        for p, g in zip(gpt.model.parameters(), gradients, strict=True):
             p.assign(p - lr * g)
-        fp.realize(loss, model)
+        fp.realize(loss, gpt.model)
         losses.append(loss.item())
     return losses

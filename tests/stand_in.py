@@ -152,6 +152,9 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
     def __len__(self):
         return len(self.values)
 
+    def __bool__(self):
+        return bool(plain(self))
+
     def _like(self, values):
         return Array(self.block, values, self.module)
 
@@ -202,8 +205,8 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return plain(self).copy()
 
     T = property(lambda self: self.transpose())
-    real = property(lambda self: self._like(self.values.real))
-    imag = property(lambda self: self._like(self.values.imag))
+    real = property(lambda self: self._like(self.values.real), lambda self, x: self.real.fill(x))
+    imag = property(lambda self: self._like(self.values.imag), lambda self, x: self.imag.fill(x))
 
     def tolist(self):
         return self.get().tolist()

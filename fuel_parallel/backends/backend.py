@@ -83,6 +83,7 @@ class Backend(ABC):
     def owns(self, array: Any) -> bool:
         """Whether the array is all of its memory, and no view of another's."""
         return isinstance(array, self.array_module.ndarray) and bool(array.flags.owndata)
+
     def from_peer(self, peer: Backend, array: Any) -> Any:
         """The values of an array of another device of the same family on this one, without a stop at the host."""
         if self.memory is None or peer.memory is None:

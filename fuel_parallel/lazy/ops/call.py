@@ -95,4 +95,14 @@ def _vjp(index: int, g: Tensor, y: Tensor, inputs: tuple[Tensor, ...], body: Bod
     return result
 
 
-CALL = define(Op("call", _infer, _no_kernel, vjp=_vjp, variadic=True, attr_names=("function", "result"), shapes="those of the function"))
+CALL = define(
+    Op(
+        "call",
+        _infer,
+        _no_kernel,
+        vjp=_vjp,
+        variadic=True,
+        attr_names=("function", "result"),
+        shapes="those of the function",
+    )
+)

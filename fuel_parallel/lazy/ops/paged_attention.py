@@ -146,8 +146,28 @@ def _check_below(what: str, highest: int, count: int) -> None:
         raise IndexingError(f"there is no {what} {highest}: these pages have {count}, from 0 on")
 
 
-WRITE_PAGES = define(Op("write_pages", _infer_write, by_copy(_write), update=_write, aliases=False, shapes="[pages, page size, ...], [tokens, ...], [tokens] -> that of the pages"))
-COPY_PAGES = define(Op("copy_pages", _infer_copy, by_copy(_copy), update=_copy, aliases=False, shapes="[pages, ...], [copies], [copies] -> that of the pages"))
+WRITTEN = "[pages, page size, ...], [tokens, ...], [tokens] -> that of the pages"
+COPIED = "[pages, ...], [copies], [copies] -> that of the pages"
+WRITE_PAGES = define(
+    Op(
+        "write_pages",
+        _infer_write,
+        by_copy(_write),
+        update=_write,
+        aliases=False,
+        shapes="[pages, page size, ...], [tokens, ...], [tokens] -> that of the pages",
+    )
+)
+COPY_PAGES = define(
+    Op(
+        "copy_pages",
+        _infer_copy,
+        by_copy(_copy),
+        update=_copy,
+        aliases=False,
+        shapes="[pages, ...], [copies], [copies] -> that of the pages",
+    )
+)
 
 
 # Attention. Inputs are query, keys, values, page table, lengths, starts, and maybe the scales of keys and values.
@@ -305,8 +325,8 @@ PAGED_ATTENTION = define(
         into=_attention_into,
         aliases=False,
         attr_names=("scale", "groups"),
-        shapes="query [tokens, heads, d], keys and values [pages, page size, kv heads, d], page table, lengths, starts, "
-        "scales or none -> [tokens, heads, d]",
+        shapes="[tokens, heads, d], keys and values [pages, page size, kv heads, d], page table, lengths, starts, "
+        "scales -> [tokens, heads, d]",
         domain=dtypes.FLOATING,
     )
 )
