@@ -176,8 +176,8 @@ exp = unary("exp", INEXACT, ufunc("exp"), lambda g, y, x: g * y, "e ** x.")
 
 
 def _complex_expm1(xp: Any, x: Any) -> Any:
-    # numpy's own is NaN in places where exp knows better.
-    return xp.where(xp.isfinite(x), xp.expm1(x), xp.exp(x) - x.dtype.type(1))
+    # numpy's own is NaN at infinities where exp knows better, and -0 at -0, where the standard has 0.
+    return xp.where(xp.isfinite(x) & (x != 0), xp.expm1(x), xp.exp(x) - x.dtype.type(1))
 
 
 expm1 = unary(
