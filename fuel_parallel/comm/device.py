@@ -168,7 +168,7 @@ def describe_this_machine() -> str:
     """
     from fuel_parallel.backends import available_devices, backend_of
 
-    devices = [name for name in available_devices() if name != "cpu"]
+    devices = [name for name in available_devices() if backend_of(name).memory is not None]
     setting = os.environ.get(SETTING, "").strip().lower() or "auto"
     check_settings([Facts(setting, socket.gethostname(), "", "")])
     memory = backend_of(devices[0]).memory if devices else None

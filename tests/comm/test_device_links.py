@@ -89,7 +89,7 @@ def test_without_gpus_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_the_gpus_of_this_machine_are_measured() -> None:
-    if len(available_devices()) < 2:
+    if not any(name.startswith(("cuda", "rocm")) for name in available_devices()):
         pytest.skip("CuPy sees no CUDA or ROCm device")
     t = probe()
     figures = {(m.source, m.target): m for m in measure_devices(t)}

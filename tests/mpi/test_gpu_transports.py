@@ -14,7 +14,7 @@ from fuel_parallel.comm.mpi import MpiComm
 
 world = fp.init()
 N, RANK = world.world_size, world.rank
-GPUS = [name for name in available_devices() if name != "cpu"]
+GPUS = [name for name in available_devices() if name.startswith(("cuda", "rocm"))]
 DEVICE = GPUS[RANK % len(GPUS)] if GPUS else ""
 pytestmark = [
     pytest.mark.mpi(min_size=2),
