@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pkgutil
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import fuel_parallel
 from fuel_parallel.version import __version__
@@ -18,6 +20,10 @@ import ops_page
 project = "fuel-parallel"
 copyright = "the fuel-parallel authors"
 version = release = __version__
+
+# Modules of a device are read for their docstrings, whether its library is there or not.
+if importlib.util.find_spec("pyopencl") is None:
+    sys.modules["pyopencl"] = MagicMock()
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]

@@ -34,7 +34,8 @@ Every op of the registry, and every function of `fuel_parallel.lazy`; docs/graph
 - *dtypes*: of the first input; the others have the same after promotion, or are indices.
 - *vjp*: whether `grad` passes: yes, as a zero, or not at all.
 - *backends*: every kernel is written for numpy's functions and runs on numpy and CuPy arrays. An op that is *fused* may
-  also be part of a region: a loop over blocks on a CPU, a generated kernel on a GPU.
+  also be part of a region: a loop over blocks on a CPU, a generated kernel on a GPU. What other devices compute
+  themselves, and what they leave to the host, tells docs/devices.md.
 """
 
 
