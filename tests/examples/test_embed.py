@@ -102,6 +102,6 @@ def test_help_comes_once_and_an_axis_without_use_is_refused(start: Start, notes:
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("--query") == 2
     assert shown.stdout.count("Usage:") == 1
-    run = start("embed.py", "notes.txt", ranks=2, folder=notes, launch=("--mesh", "pp=2"))
+    run = start("embed.py", "notes.txt", ranks=2, folder=notes, launch=("--mesh", "cp=2"))
     assert run.returncode == 2
-    assert "--mesh: lines are shared over dp and matrices over tp; there is no use for pp" in run.stderr
+    assert "--mesh: blocks are shared over pp, lines over dp and matrices over tp; there is no use for cp" in run.stderr
