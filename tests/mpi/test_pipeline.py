@@ -30,7 +30,7 @@ from fuel_parallel.pipeline_parallel import (
 world = fp.init()
 N, RANK = world.world_size, world.rank
 pytestmark = pytest.mark.mpi
-RANDOM_SCHEDULES = 1000 if os.environ.get("FUEL_STRESS") else 6
+RANDOM_SCHEDULES = 1000 if os.environ.get("FUEL_STRESS") else 4
 
 KINDS = [kind for kind in ScheduleKind if kind is not ScheduleKind.INFERENCE]
 DIM, CLASSES = 6, 11
