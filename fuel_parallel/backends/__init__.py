@@ -129,7 +129,7 @@ def family_of(device: str) -> str:
 
 def move(array: Any, device: str) -> Any:
     """An array of any device on another one: one hop."""
-    source, target = _place_of(array), backend_of(device)
+    source, target = device_of(array), backend_of(device)
     if source == "cpu":
         return target.from_host(np.asarray(array))
     peer = backend_of(source)
@@ -142,10 +142,10 @@ def move(array: Any, device: str) -> Any:
 
 def memory_of(array: Any) -> DeviceMemory | None:
     """The device memory that an array lies in; None for the host's."""
-    return backend_of(_place_of(array)).memory
+    return backend_of(device_of(array)).memory
 
 
-def _place_of(array: Any) -> str:
+def device_of(array: Any) -> str:
     """The name of the device that an array lies on."""
     for name, backend in _found.items():
         if backend.holds(array):

@@ -177,24 +177,19 @@ class Guard:
 
     def await_message(self, source: int, tag: int) -> None:
         """To be called before a receive: returns when a message from `source` has come."""
-        message = self.ledger.receive(source, tag)
         probe = self.messages.Iprobe
-        if probe(source, tag):
-            return
-        self.receiving = message
-        try:
-            self._wait(lambda: probe(source, tag), lambda: [source], self._sender_ended(source))
-        finally:
-            self.receiving = None
+        self._await(self.ledger.receive(source, tag), source, lambda: probe(source, tag))
 
     def await_posted(self, message: Message, receiving: Receiving) -> None:
         """Returns when the message of a posted receive has come."""
-        if receiving.has_come():
+        self._await(message, message.source, receiving.has_come)
+
+    def _await(self, message: Message | None, source: int, has_come: Callable[[], bool]) -> None:
+        if has_come():
             return
-        source = message.source
         self.receiving = message
         try:
-            self._wait(receiving.has_come, lambda: [source], self._sender_ended(source))
+            self._wait(has_come, lambda: [source], self._sender_ended(source))
         finally:
             self.receiving = None
 

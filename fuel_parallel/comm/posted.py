@@ -30,7 +30,7 @@ class PostedReceive:
     def __init__(
         self, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int, device: str = "cpu"
     ) -> None:
-        self._guard, self._source, self._tag = comm.guard, source, tag
+        self._guard = comm.guard
         self._message = Message(collectives.RECV, (comm, shape, dtype, source, tag, device), script_line())
         if comm.guard is not None:
             comm.guard.ledger.receive(source, tag)

@@ -8,7 +8,7 @@ al., 2016, arXiv:1604.06174, for the idea; as a cut: Jain et al., 2020, arXiv:19
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -48,7 +48,7 @@ class Residuals:
 def to_hold(computed: list[Node], results: Sequence[Tensor]) -> list[int]:
     """The places of the values in `computed` to hold for `results`, which are computed later."""
     place = {node: n for n, node in enumerate(computed)}
-    needed = _reached(results, place)
+    needed = {place[node] for node in reached(results, place)}
     below: set[int] = set()
     stack = list(needed)
     while stack:
@@ -59,9 +59,9 @@ def to_hold(computed: list[Node], results: Sequence[Tensor]) -> list[int]:
     return sorted(_least_cut(computed, place, needed, below)) if below else []
 
 
-def _reached(results: Sequence[Tensor], place: dict[Node, int]) -> set[int]:
-    """The nodes of the forward pass that the backward pass reads."""
-    found: set[int] = set()
+def reached(results: Sequence[Tensor], among: Collection[Node]) -> set[Node]:
+    """Those of the nodes `among` that `results` are computed from with no other one of them between."""
+    found: set[Node] = set()
     seen: set[Node] = set()
     stack = [tensor.node for tensor in results]
     while stack:
@@ -69,8 +69,8 @@ def _reached(results: Sequence[Tensor], place: dict[Node, int]) -> set[int]:
         if node in seen or node.value is not None:
             continue
         seen.add(node)
-        if node in place:
-            found.add(place[node])
+        if node in among:
+            found.add(node)
         else:
             stack.extend(node.inputs)
     return found

@@ -96,7 +96,6 @@ class PipelineRunner:
             )
             for number in sorted(stages)
         }
-        self._order = self.schedule.orders[comm.rank]
         self._recording = recording(self.schedule, self.comm)
         self._links = Links(self.comm, self.schedule, {n: run.device for n, run in self._runs.items()})
         self._tied = TiedParameters(self.comm, tied or {}, self.parameters())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.backends import memory_of
+from fuel_parallel.backends import device_of
 from fuel_parallel.data_parallel.accumulation import GradientAccumulator
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy import dtypes, effects
@@ -17,7 +17,7 @@ from fuel_parallel.lazy.node import Node, Spec, data_node
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Module, Parameter
-from fuel_parallel.pipeline_parallel.run.residuals import Residuals
+from fuel_parallel.pipeline_parallel.run.residuals import Residuals, reached
 from fuel_parallel.runtime.realize import hold, realize
 
 Array = Any
@@ -99,7 +99,7 @@ class StageRun:
         state.pullback = pullback
         wanted = [pullback.cotangent(x) for x in self._wanted(state.inputs)]
         # What gradients of weights will be made of: cotangents of activations, on the first stage for nothing else.
-        beside = _reached(pullback.arrived(), pullback.passed)
+        beside = _made_of(pullback.arrived(), pullback.passed)
         state.outputs = []
         return hold([*wanted, *beside], lambda computed: _places(computed, beside))[: len(wanted)]
 
@@ -159,30 +159,13 @@ def _as_list(result: Any) -> list[Tensor]:
 
 
 def _leaves(arrays: Sequence[Array]) -> list[Tensor]:
-    return [Tensor(data_node(a, Spec(a.shape, dtypes.dtype(a.dtype), _device_of(a)))) for a in arrays]
+    return [Tensor(data_node(a, Spec(a.shape, dtypes.dtype(a.dtype), device_of(a)))) for a in arrays]
 
 
-def _device_of(array: Array) -> str:
-    memory = memory_of(array)
-    return "cpu" if memory is None else memory.device
-
-
-def _reached(results: Sequence[Tensor], passed: Sequence[Tensor]) -> list[Tensor]:
+def _made_of(results: Sequence[Tensor], passed: Sequence[Tensor]) -> list[Tensor]:
     """Those of the cotangents `passed`, views left out, that `results` are made of without another one between."""
-    passed_nodes = {t.node for t in passed if t.node.op.name not in ("reshape", "permute_dims", "broadcast_to")}
-    found: dict[Node, None] = {}
-    seen: set[Node] = set()
-    stack = [t.node for t in results]
-    while stack:
-        node = stack.pop()
-        if node in seen or node.value is not None:
-            continue
-        seen.add(node)
-        if node in passed_nodes:
-            found[node] = None
-        else:
-            stack.extend(node.inputs)
-    return [Tensor(node) for node in sorted(found, key=lambda n: n.serial)]
+    nodes = {t.node for t in passed if t.node.op.name not in ("reshape", "permute_dims", "broadcast_to")}
+    return [Tensor(node) for node in sorted(reached(results, nodes), key=lambda n: n.serial)]
 
 
 def _places(computed: list[Node], tensors: Sequence[Tensor]) -> list[int]:
