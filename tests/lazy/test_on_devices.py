@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import fake_cupy
 import numpy as np
 import pytest
 import stand_in
@@ -16,7 +17,7 @@ from fuel_parallel.errors import DeviceError
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.plan import make_plan
 
-DEVICES = ("cpu", "plain:0", "abacus:0", "opencl:0")
+DEVICES = ("cpu", "plain:0", "cuda:0", "abacus:0", "opencl:0")
 
 ON_HOST = {
     "all", "any", "argmax", "argmin", "argsort", "astype", "attention", "attention_backward", "cholesky",
@@ -32,7 +33,7 @@ ON_HOST = {
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name: str = request.param
     monkeypatch.setitem(backends._found, "abacus:0", third_party.Abacus(0))
-    with stand_in.installed(stand_in.StandInMemory("plain:0")):
+    with stand_in.installed(stand_in.StandInMemory("plain:0")), fake_cupy.installed():
         try:
             yield backends.check_device(name)
         except DeviceError as reason:
