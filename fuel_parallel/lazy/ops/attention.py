@@ -201,7 +201,6 @@ def attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale:
 
 def _transposed(xp: Any, x: Any) -> Any:
     """The last two dimensions exchanged, in memory: OpenBLAS multiplies small matrices by that nearly twice as fast."""
-    turned = x.swapaxes(-1, -2)
     # A transposing copy is slow unless its source is dense.
     return np.ascontiguousarray(np.ascontiguousarray(x).swapaxes(-1, -2)) if xp is np else x.swapaxes(-1, -2)
 
@@ -346,7 +345,7 @@ def attention_backward_into(xp: Any, out: Any, inputs: Any, causal: builtins.boo
         to_query, to_key, to_value = d_query[heads], d_key[kv_heads], d_value[kv_heads]
         visible = None if mask is None else mask[heads]
         of_new_keys = groups == 1 or heads[-1].start % groups == 0
-        # The last queries come first: they see all keys, so that each block of a result is written once and then added to.
+        # The last queries come first: they see all keys, so each block of a result is written once, then added to.
         for rows in reversed(list(_blocks(q, _query_block(k, causal)))):
             queries, toward = scaled[..., rows, :], cotangent[..., rows, :]
             new = of_new_keys and rows.stop == q
