@@ -23,16 +23,16 @@ def region_into(xp: Any, outputs: list[Any], arrays: Any, program: Program) -> N
     """Runs a region into given memory: as one generated kernel where there is one, on the CPU by blocks."""
     if compiles(xp) and launch(xp, outputs, arrays, program):
         return
+    if xp is np:
+        run_blocks(program, arrays, outputs)
+        return
     flat = program.is_flat
     inputs = [_on_grid(xp, a, kind, program, flat) for a, (kind, _) in zip(arrays, program.inputs, strict=True)]
     results = [
         _on_grid(xp, out, program.extent_of(register), program, flat)
         for out, (register, _) in zip(outputs, program.outputs, strict=True)
     ]
-    if xp is np:
-        run_blocks(program, inputs, results)
-    else:
-        _run_whole(xp, program, inputs, results)
+    _run_whole(xp, program, inputs, results)
 
 
 def _on_grid(xp: Any, array: Any, extent: Extent, program: Program, flat: bool) -> Any:
