@@ -12,6 +12,7 @@ As in CUDA:
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import weakref
 from contextlib import contextmanager
@@ -240,7 +241,7 @@ class PooledMemory:
 
     def __del__(self):
         pool = self.pool()
-        if pool is not None:
+        if pool is not None and not sys.is_finalizing():
             pool.free(self)
 
 

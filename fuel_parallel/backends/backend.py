@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.backends.device_memory import DeviceMemory
+from fuel_parallel.errors import DeviceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ class Backend(ABC):
     """A module with numpy's functions for this device's arrays: the first argument of every kernel."""
     dialect: str = ""
     """The C dialect of generated kernels, `cuda` or `opencl`; then the array module has `RawModule`, as CuPy has."""
+    writes: bool = False
+    """Whether functions of the array module, and kernels' `into`, write into memory that they are given, and views of
+    bytes can begin anywhere: then a plan finds a place for each result, see `runtime.memory`."""
     lacks: frozenset[str] = frozenset()
     """Names of dtypes in which generated kernels cannot compute."""
     family: str = ""
@@ -79,6 +83,12 @@ class Backend(ABC):
     @abstractmethod
     def settle(self, value: Any) -> Any:
         """A kernel's result as an array that can outlive the plan: contiguous, and pinning no larger buffer."""
+
+    def address(self, array: Any) -> int:
+        """Where an array begins, as the device counts."""
+        if self.memory is None:
+            raise DeviceError(f"arrays of {type(self).__name__} have no address; override `address` where `writes`")
+        return self.memory.address(array)
 
     def owns(self, array: Any) -> bool:
         """Whether the array is all of its memory, and no view of another's."""

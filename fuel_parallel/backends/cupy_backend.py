@@ -34,6 +34,7 @@ class CupyBackend(Backend):
 
     kind: ClassVar[str]
     dialect = "cuda"
+    writes = True
 
     @classmethod
     def count(cls) -> int:

@@ -21,17 +21,26 @@ from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import REGION, region_into
 from fuel_parallel.runtime.trace import recorder
 
-_arena = Arena()
+_arenas: dict[str, Arena] = {}
+
+
+def arena_of(device: str) -> Arena:
+    """The arena of a device, empty at first."""
+    found = _arenas.get(device)
+    if found is None:
+        found = _arenas[device] = Arena(device)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
     """Bytes of memory: of the last plan that ran, and of what is held now.
 
-    `planned` is what the plan asks for: its part of the arena and the results that leave it. `peak` is what the run
+    `planned` is what the plan asks for: its part of the arenas and the results that leave it. `peak` is what the run
     took; it is less where results took over the memory of leaves. `arena` is kept from run to run and as large as the
-    largest plan needs. Views, and memory that kernels make for themselves, are not counted. `live` is the memory of all
-    values that tensors hold at this moment, whichever plan they come from.
+    largest plan needs, on the host and on each device whose kernels write into given memory. Views, and memory that
+    kernels make for themselves, are not counted. `live` is the memory of all values that tensors hold at this moment,
+    whichever plan they come from, on all devices.
     """
 
     planned: int
@@ -90,7 +99,8 @@ class _Run:
 
     def run(self) -> list[Any]:
         plan, values = self.plan, self.values
-        _arena.at_least(plan.memory.arena_bytes)
+        for device, nbytes in plan.memory.arenas.items():
+            arena_of(device).at_least(nbytes)
         compute = recorder.timed(plan, self.computed, self._compute) if recorder else self._compute
         device = ""
         with ExitStack() as active:
@@ -118,9 +128,10 @@ class _Run:
         global _stats
         memory = plan.memory
         planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + self.new_bytes
-        _stats = MemoryStats(planned, peak, _arena.memory.nbytes, 0)
+        kept = sum(arena.nbytes for arena in _arenas.values())
+        _stats = MemoryStats(planned, peak, kept, 0)
         if recorder:
-            recorder.ran(_arena.memory.nbytes)
+            recorder.ran(kept)
         return [values[slot] for slot in plan.outputs]
 
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
@@ -133,7 +144,7 @@ class _Run:
             return step.kernel(xp, arguments, *step.attrs) if op.variadic else step.kernel(xp, *arguments, *step.attrs)
         if op is REGION:
             outputs = [self._memory(place) for place in step.places]
-            region_into(xp, outputs, arguments, *step.attrs)
+            region_into(xp, outputs, arguments, *step.attrs, any(place.over for place in step.places))
             return tuple(outputs)
         out = self._memory(step.places[0])
         if op.into is None:
@@ -185,14 +196,14 @@ class _Run:
         if place.bucket >= 0:
             return self._in_bucket(place)
         if place.offset >= 0:
-            return _arena.view(place)
+            return _arenas[place.spec.device].view(place)
         if place.leaf in self.spare:
             self.taken.add(place.leaf)
             array = self.values[place.leaf]
             # The array itself where it fits: a view would not own its memory, and could not be taken over next time.
             return array if array.shape == place.spec.shape else array.reshape(place.spec.shape)
         self.new_bytes += place.spec.nbytes
-        return np.empty(place.spec.shape, dtype=place.spec.dtype)
+        return backend_of(place.spec.device).array_module.empty(place.spec.shape, dtype=place.spec.dtype)
 
     def _in_bucket(self, place: Place) -> Any:
         memory = self.buckets.get(place.bucket)
