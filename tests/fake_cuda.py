@@ -113,7 +113,9 @@ class Stream(stand_in.Stream):
     def synchronize(self):
         if self.notes is not None:
             self.invalid = True
-            raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing")
+            raise CUDARuntimeError(
+                "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"
+            )
         super().synchronize()
 
     def record(self, event=None):
@@ -261,7 +263,9 @@ class MemoryPool:
             if self.limit and self.total + rounded > self.limit:
                 self.free_all_blocks()
             if self.limit and self.total + rounded > self.limit:
-                raise OutOfMemoryError(f"Out of memory allocating {rounded:,} bytes (limit set to: {self.limit:,} bytes)")
+                raise OutOfMemoryError(
+                    f"Out of memory allocating {rounded:,} bytes (limit set to: {self.limit:,} bytes)"
+                )
             memory = Memory(rounded, current_device())
             memory.bytes[...] = 0xAB
             self.total += rounded
@@ -342,7 +346,6 @@ def _copy(stream, target, source):
         target[...] = source
 
     stream.add(copy)
-
 
 
 _pinned = weakref.WeakValueDictionary()

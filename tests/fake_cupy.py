@@ -1,8 +1,9 @@
 """A stand-in for CuPy: `with installed():` the library's own CUDA backend runs on it, as `cuda:0` and `cuda:1`.
 
 Arrays lie in host memory that only `__cuda_array_interface__` shows. Functions are numpy's. They are queued, and read
-memory when their turn comes (see `fake_cuda`); those whose result's shape depends on values wait, as CuPy's do, and those
-that CuPy hands to cuBLAS are refused while a stream captures. `RawModule` compiles for the host, see `kernels_on_host`.
+memory when their turn comes (see `fake_cuda`); those whose result's shape depends on values wait, as CuPy's do, and
+those that CuPy hands to cuBLAS are refused while a stream captures. `RawModule` compiles for the host, see
+`kernels_on_host`.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ BY_CUBLAS = {"dot", "einsum", "inner", "matmul", "outer", "tensordot", "vdot"}
 
 WAITING = {
     "allclose", "argpartition", "argsort", "argwhere", "array_equal", "flatnonzero", "isin", "lexsort", "nonzero",
-    "partition", "repeat", "searchsorted", "sort", "take_along_axis", "unique", "unique_all", "unique_counts",
+    "partition", "searchsorted", "sort", "unique", "unique_all", "unique_counts",
     "unique_inverse", "unique_values",
 }  # fmt: skip
 """Functions that wait for their inputs, or queue what cannot be captured (Thrust)."""
 
 VIEWS = {
-    "array_split", "as_strided", "broadcast_arrays", "broadcast_to", "diagonal", "expand_dims", "flip", "matrix_transpose",
-    "moveaxis", "permute_dims", "ravel", "real", "reshape", "rot90", "split", "squeeze", "swapaxes", "transpose",
+    "array_split", "as_strided", "broadcast_arrays", "broadcast_to", "diagonal", "expand_dims", "flip",
+    "matrix_transpose", "moveaxis", "permute_dims", "ravel", "real", "reshape", "rot90", "split", "squeeze", "swapaxes",
+    "transpose",
 }  # fmt: skip
 """Functions that give views where they can."""
 
@@ -139,7 +141,21 @@ def _method(name):
     return method
 
 
-for _name in ("all", "any", "argmax", "argmin", "conj", "cumprod", "cumsum", "max", "mean", "min", "prod", "round", "sum"):
+for _name in (
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "conj",
+    "cumprod",
+    "cumsum",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "round",
+    "sum",
+):
     setattr(Array, _name, _method(_name))
 
 
@@ -269,6 +285,8 @@ class Functions:
         if name in BY_CUBLAS:
             fake_cuda.refuse_in_capture("calling cuBLAS API during stream capture is currently unsupported")
         options = {key: value for key, value in options.items() if key != "device"}
+        if name == "concatenate" and len(inputs[0]) > 8:
+            fake_cuda.refuse_in_capture("the current stream is capturing, so H2D transfers are disallowed")
         if name in WAITING:
             result = function(*map(self.waited, inputs), **{k: self.waited(v) for k, v in options.items()})
             return _each(result, self.new)

@@ -14,10 +14,10 @@ whose value is a `Backend`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,6 +35,17 @@ class DeviceProperties:
     memory: int
 
 
+class Recording(Protocol):
+    """Work of a device that was captured."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it holds."""
+
+    def launch(self) -> None:
+        """Queues all of it on the current stream, with the addresses that it was captured with."""
+
+
 class Backend(ABC):
     """One device: its arrays, and what computes on them. `Backend(number)` opens a device."""
 
@@ -45,6 +56,8 @@ class Backend(ABC):
     writes: bool = False
     """Whether functions of the array module, and kernels' `into`, write into memory that they are given, and views of
     bytes can begin anywhere: then a plan finds a place for each result, see `runtime.memory`."""
+    graphs: bool = False
+    """Whether queued work can be captured as a graph, see `record`."""
     lacks: frozenset[str] = frozenset()
     """Names of dtypes in which generated kernels cannot compute."""
     family: str = ""
@@ -67,6 +80,18 @@ class Backend(ABC):
     def runs(self, op: str, inputs: Sequence[Any], attrs: tuple[Any, ...]) -> bool:
         """Whether the op's kernel in the registry runs on `array_module`; `inputs` have shapes and dtypes."""
         return True
+
+    def captures(self, op: str, inputs: Sequence[Any], attrs: tuple[Any, ...]) -> bool:
+        """Whether a graph may hold the op: its kernel queues work, always the same, and waits for nothing.
+
+        Elementwise ops and regions always may, on a device with `graphs`. What this says of others is a promise about
+        the values of a graph that is launched again, not about the capture: an op that fails in one is left out.
+        """
+        return False
+
+    def record(self, work: Callable[[], None]) -> Recording:
+        """Captures what `work` queues on this device, which is not done now. What `work` raises is raised here."""
+        raise DeviceError(f"{type(self).__name__} has no graphs")
 
     @abstractmethod
     def holds(self, array: Any) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fuel_parallel.backends.backend import Backend, DeviceProperties
+from fuel_parallel.backends.cuda_graph import CudaGraph
 from fuel_parallel.backends.cupy_memory import CupyMemory
 from fuel_parallel.errors import DeviceError
 
@@ -27,6 +29,21 @@ def _probe() -> tuple[str, int]:
     except cupy.cuda.runtime.CUDARuntimeError as reason:
         raise DeviceError(f"the driver shows no device: {reason}") from None
     return kind, count
+
+
+CAPTURED = frozenset({
+    "all", "any", "arange", "argmax", "argmin", "broadcast_to", "concat", "contiguous", "cumulative_prod",
+    "cumulative_sum", "eye", "full", "index", "index_add", "index_update", "linspace", "log_softmax", "max", "mean",
+    "min", "nll", "nll_backward", "normalize", "permute_dims", "pick", "prod", "random_uniform", "reshape", "row_dot",
+    "scale_and_subtract", "slice", "slice_update", "softmax", "stop_gradient", "sum", "tril", "triu", "unpick",
+    "unslice",
+})  # fmt: skip
+"""Ops whose kernels launch CuPy's own kernels and no library's, from shapes and attributes alone.
+
+CuPy keeps cuBLAS, cuSOLVER and cuRAND out of captures, plans of cuFFT hold memory that is not the graph's, and Thrust
+waits. A few forms are refused by CuPy though their op is listed, such as a `concat` of more than eight small arrays,
+for which it copies a table to the device: a plan goes around those.
+"""
 
 
 class CupyBackend(Backend):
@@ -85,9 +102,17 @@ class CupyBackend(Backend):
 
 
 class CudaBackend(CupyBackend):
-    """NVIDIA's GPUs."""
+    """NVIDIA's GPUs. CuPy captures graphs of CUDA only."""
 
     kind = "cuda"
+    graphs = True
+
+    def captures(self, op: str, inputs: Sequence[Any], attrs: tuple[Any, ...]) -> bool:
+        return op in CAPTURED
+
+    def record(self, work: Callable[[], None]) -> CudaGraph:
+        with self.running():
+            return CudaGraph(self.array_module, work)
 
 
 class RocmBackend(CupyBackend):

@@ -10,26 +10,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from fuel_parallel.backends import backend_of
 from fuel_parallel.comm.announce import announce
 from fuel_parallel.errors import FuelError, RealizeError
 from fuel_parallel.lazy.node import Node, describe_line
-from fuel_parallel.runtime.memory import Arena, Place
+from fuel_parallel.runtime.capture import graph_bytes, release_graphs
+from fuel_parallel.runtime.memory import Place, arena_bytes, arena_of
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import REGION, region_into
 from fuel_parallel.runtime.trace import recorder
-
-_arenas: dict[str, Arena] = {}
-
-
-def arena_of(device: str) -> Arena:
-    """The arena of a device, empty at first."""
-    found = _arenas.get(device)
-    if found is None:
-        found = _arenas[device] = Arena(device)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +27,16 @@ class MemoryStats:
 
     `planned` is what the plan asks for: its part of the arenas and the results that leave it. `peak` is what the run
     took; it is less where results took over the memory of leaves. `arena` is kept from run to run and as large as the
-    largest plan needs, on the host and on each device whose kernels write into given memory. Views, and memory that
-    kernels make for themselves, are not counted. `live` is the memory of all values that tensors hold at this moment,
-    whichever plan they come from, on all devices.
+    largest plan needs, on the host and on each device whose kernels write into given memory. `graphs` is what captured
+    graphs hold besides, on all devices. Views, and memory that kernels make for themselves, are not counted. `live` is
+    the memory of all values that tensors hold at this moment, whichever plan they come from, on all devices.
     """
 
     planned: int
     peak: int
     arena: int
     live: int
+    graphs: int = 0
 
 
 _stats = MemoryStats(0, 0, 0, 0)
@@ -61,7 +51,7 @@ def memory_stats() -> MemoryStats:
     >>> memory_stats().planned // 8_000_000
     2
     """
-    return replace(_stats, live=_live_bytes())
+    return replace(_stats, live=_live_bytes(), graphs=graph_bytes())
 
 
 def _live_bytes() -> int:
@@ -98,13 +88,16 @@ class _Run:
         self.values = [*leaves, *plan.constants, *[None] * len(plan.steps)]
 
     def run(self) -> list[Any]:
-        plan, values = self.plan, self.values
+        plan = self.plan
         for device, nbytes in plan.memory.arenas.items():
-            arena_of(device).at_least(nbytes)
-        compute = recorder.timed(plan, self.computed, self._compute) if recorder else self._compute
+            if arena_of(device).nbytes < nbytes:
+                release_graphs(device)  # they work on the bytes that are let go
+                arena_of(device).at_least(nbytes)
+        if recorder:
+            self._compute = recorder.timed(plan, self.computed, self._compute)  # type: ignore[method-assign]
         device = ""
         with ExitStack() as active:
-            for step in plan.steps:
+            for step in plan.steps if recorder or plan.captures is None else plan.captures.rest(self):
                 if step.spec.device != device:
                     device = step.spec.device
                     active.close()
@@ -113,26 +106,30 @@ class _Run:
                     active.enter_context(backend.running())
                 if step.finishes:
                     self._finish(step.finishes)
-                arguments = [values[slot] for slot in step.inputs]
-                try:
-                    values[step.output] = compute(step, xp, arguments)
-                except FuelError:
-                    raise
-                except Exception as reason:
-                    raise _failure(step, arguments, self.computed[step.origin], reason) from reason
-                for slot in step.dies:
-                    values[slot] = None
+                self.do(step, xp)
                 if self.under_way:
                     self._progress()
             self._finish(tuple(self.under_way))
         global _stats
         memory = plan.memory
         planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + self.new_bytes
-        kept = sum(arena.nbytes for arena in _arenas.values())
-        _stats = MemoryStats(planned, peak, kept, 0)
+        _stats = MemoryStats(planned, peak, arena_bytes(), 0)
         if recorder:
-            recorder.ran(kept)
-        return [values[slot] for slot in plan.outputs]
+            recorder.ran(arena_bytes())
+        return [self.values[slot] for slot in plan.outputs]
+
+    def do(self, step: Step, xp: Any) -> None:
+        """Runs one step, and lets go of what it was the last to read."""
+        values = self.values
+        arguments = [values[slot] for slot in step.inputs]
+        try:
+            values[step.output] = self._compute(step, xp, arguments)
+        except FuelError:
+            raise
+        except Exception as reason:
+            raise _failure(step, arguments, self.computed[step.origin], reason) from reason
+        for slot in step.dies:
+            values[slot] = None
 
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
         op = step.op
@@ -196,7 +193,7 @@ class _Run:
         if place.bucket >= 0:
             return self._in_bucket(place)
         if place.offset >= 0:
-            return _arenas[place.spec.device].view(place)
+            return arena_of(place.spec.device).view(place)
         if place.leaf in self.spare:
             self.taken.add(place.leaf)
             array = self.values[place.leaf]

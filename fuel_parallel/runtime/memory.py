@@ -1,11 +1,11 @@
 """The memory plan: where each value of a plan lives.
 
-Values that live and die within a plan get offsets in one arena of bytes for each device, found from their lifetimes: two
-values whose lifetimes do not overlap may share bytes, whatever their dtypes. An arena is kept from run to run, so that a
-training step touches no new page of the host, and on a device finds each value where it was in the step before. Devices
-that cannot write into given memory (`Backend.writes`) have none. What an all-reduce works on in place lies in a bucket instead, see `buckets`. What leaves the
-plan gets memory of its own, or takes over that of a leaf which dies there (a parameter's new value replaces the old one
-in place).
+Values that live and die within a plan get offsets in one arena of bytes for each device, found from their lifetimes:
+two values whose lifetimes do not overlap may share bytes, whatever their dtypes. An arena is kept from run to run, so
+that a training step touches no new page of the host, and on a device finds each value where it was in the step before.
+Devices that cannot write into given memory (`Backend.writes`) have none. What an all-reduce works on in place lies in a
+bucket instead, see `buckets`. What leaves the plan gets memory of its own, or takes over that of a leaf which dies
+there (a parameter's new value replaces the old one in place).
 
 An instruction that goes on while others run reads its inputs until it ends.
 
@@ -304,6 +304,7 @@ class Arena:
         self.device = device
         self.memory: Any = None
         self.nbytes = 0
+        self.address = 0
         self._views: dict[tuple[int, Spec], Any] = {}
 
     def at_least(self, nbytes: int) -> None:
@@ -316,10 +317,11 @@ class Arena:
             raw = backend.array_module.empty(nbytes + ALIGNMENT, dtype=np.uint8)
             skip = -backend.address(raw) % ALIGNMENT
             self.memory, self.nbytes = raw[skip : skip + nbytes], nbytes
+            self.address = backend.address(self.memory)
 
     def release(self) -> None:
         """Lets all bytes go."""
-        self.memory, self.nbytes = None, 0
+        self.memory, self.nbytes, self.address = None, 0, 0
         self._views.clear()
 
     def view(self, place: Place) -> Any:
@@ -334,4 +336,18 @@ class Arena:
         return found
 
 
+def arena_of(device: str) -> Arena:
+    """The arena of a device, empty at first."""
+    found = _arenas.get(device)
+    if found is None:
+        found = _arenas[device] = Arena(device)
+    return found
+
+
+def arena_bytes() -> int:
+    """Bytes of the arenas of all devices."""
+    return sum(arena.nbytes for arena in _arenas.values())
+
+
+_arenas: dict[str, Arena] = {}
 _VIEWS_LIMIT = 1 << 13

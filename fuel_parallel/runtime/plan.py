@@ -16,6 +16,7 @@ from fuel_parallel.lazy.node import Attrs, Op, Spec
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.calls import expand_calls
+from fuel_parallel.runtime.capture import Captures
 from fuel_parallel.runtime.graph import Graph
 from fuel_parallel.runtime.kernels import Kernel, kernel_of
 from fuel_parallel.runtime.memory import MemoryPlan, Place, plan_memory
@@ -63,6 +64,8 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     memory: MemoryPlan
+    captures: Captures | None = field(default=None, compare=False, repr=False)
+    """What has become of it on devices that capture graphs; None where none of its steps can be captured."""
 
     def __str__(self) -> str:
         counts = f"{self.leaves} leaves, {len(self.constants)} constants, {len(self.steps)} steps"
@@ -70,7 +73,7 @@ class Plan:
         for step in self.steps:
             inputs = ", ".join(f"%{i}" for i in step.inputs)
             lines.append(f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{_where(step)}{_remarks(step)}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *([] if self.captures is None else str(self.captures).splitlines())])
 
 
 def _where(step: Step) -> str:
@@ -134,7 +137,9 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 kernel or op.kernel,
             )
         )
-    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory)
+    captures = Captures(steps, len(graph.leaves), graph.outputs, specs)
+    found = captures if captures.stretches else None
+    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory, found)
 
 
 class PlanCache:

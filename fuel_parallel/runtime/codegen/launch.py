@@ -7,7 +7,7 @@ lie right where an input lies if the pair is `replaceable` and the call says so.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def replaceable(program: Program) -> frozenset[tuple[int, int]]:
     return frozenset() if isinstance(kernel, str) else kernel.replaceable
 
 
-@lru_cache(maxsize=None)  # never unloaded: a captured graph may run it
+@cache  # never unloaded: a captured graph may run it
 def _compiled(xp: Any, device: int, source: str, has_finish: bool) -> tuple[Any, Any]:
     """The two kernels of a source on the current device."""
     module = xp.RawModule(code=source, options=_options(xp))

@@ -1,8 +1,8 @@
 """What a device cannot compute is computed on the host, between Copy instructions that the plan shows.
 
 Not a pass that can be switched off: it comes after all of them, and a plan without it would not run. A value is copied
-to the host once, and back only if something on the device, or the caller, needs it there. A constant that a device needs
-is put there when the plan is made, not in each run.
+to the host once, and back only if something on the device, or the caller, needs it there. A constant that a device
+needs is put there when the plan is made, not in each run.
 """
 
 from __future__ import annotations
