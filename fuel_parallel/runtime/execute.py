@@ -6,6 +6,7 @@ One thread at a time: who runs a plan holds the graph's lock, since all plans sh
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,6 +83,7 @@ class _Run:
         self, plan: Plan, leaves: list[Any], computed: list[Node], spare: frozenset[int], taken: set[int]
     ) -> None:
         self.plan, self.computed, self.spare, self.taken = plan, computed, spare, taken
+        self.compute: Callable[[Step, Any, list[Any]], Any] = self._compute
         self.new_bytes = 0
         self.buckets: dict[int, Any] = {}
         self.under_way: dict[int, tuple[Step, Any]] = {}
@@ -94,7 +96,7 @@ class _Run:
                 release_graphs(device)  # they work on the bytes that are let go
                 arena_of(device).at_least(nbytes)
         if recorder:
-            self._compute = recorder.timed(plan, self.computed, self._compute)  # type: ignore[method-assign]
+            self.compute = recorder.timed(plan, self.computed, self.compute)
         device = ""
         with ExitStack() as active:
             for step in plan.steps if recorder or plan.captures is None else plan.captures.rest(self):
@@ -123,7 +125,7 @@ class _Run:
         values = self.values
         arguments = [values[slot] for slot in step.inputs]
         try:
-            values[step.output] = self._compute(step, xp, arguments)
+            values[step.output] = self.compute(step, xp, arguments)
         except FuelError:
             raise
         except Exception as reason:
@@ -141,7 +143,7 @@ class _Run:
             return step.kernel(xp, arguments, *step.attrs) if op.variadic else step.kernel(xp, *arguments, *step.attrs)
         if op is REGION:
             outputs = [self._memory(place) for place in step.places]
-            region_into(xp, outputs, arguments, *step.attrs, any(place.over for place in step.places))
+            region_into(xp, outputs, arguments, step.attrs[0], any(place.over for place in step.places))
             return tuple(outputs)
         out = self._memory(step.places[0])
         if op.into is None:
