@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 VARIABLE = "FUEL_CUDA_GRAPHS"
 LEAST_STEPS = 8
 """Kernels of a stretch at least: with fewer there is little to save."""
-MOST_TRIES = 4
-"""How often a stretch is captured anew because something has moved."""
-MOST_UNSETTLED = 3
-"""For how many runs a leaf that is free to be taken over may lie elsewhere each time; then it is copied, too."""
+MOST_TRIES = 8
+"""How often a stretch is captured anew because something has moved, or no longer does."""
+MOST_UNSETTLED = 4
+"""For how many runs what is large, or free to be taken over, may lie elsewhere in each; then it is not waited for."""
+STEADY = 8
+"""After so many runs in one place, what has been copied is read there; and never again if it moves once more."""
 BYTES_A_STEP = 1 << 20
 """What may be copied for each step that is saved: some microseconds, which is what starting a kernel takes."""
 MOST_GRAPHS = 64
@@ -98,9 +100,9 @@ class Captures:
         with backend.running():
             now = _situation(stretch, run, backend)
             graph = stretch.graph
-            if graph is None or not graph.fits(now):
+            stretch.note(now)
+            if graph is None or not graph.fits(now) or stretch.steady():
                 graph = self._anew(stretch, run, backend, now)
-            stretch.before = now
             if graph is None:
                 return False
             try:
@@ -115,19 +117,20 @@ class Captures:
 
     def _anew(self, stretch: Stretch, run: Run, backend: Backend, now: _Situation) -> _Graph | None:
         """A graph for the situation, if that has settled; else there is none from now on, or not yet."""
-        moving = stretch.moving_in(now)
-        if moving is None:
+        if not stretch.has_settled:
             return None
+        moving = stretch.moving()
         moved = [run.values[slot] for slot in moving]
-        if any(isinstance(value, tuple) or not value.flags.c_contiguous for value in moved):
-            self._give_up(stretch, "what it reads has gaps, and lies elsewhere in each run")
-        elif sum(value.nbytes for value in moved) > BYTES_A_STEP * stretch.work:
-            self._give_up(stretch, "what it reads is large, and lies elsewhere in each run")
-        elif stretch.graph is not None and stretch.tries == MOST_TRIES:
+        has_gaps = any(isinstance(value, tuple) or not value.flags.c_contiguous for value in moved)
+        waits = has_gaps or not moving.isdisjoint(now.spare)
+        waits = waits or sum(value.nbytes for value in moved) > BYTES_A_STEP * stretch.work
+        stretch.unsettled += waits
+        if waits and stretch.unsettled == MOST_UNSETTLED:
+            self._give_up(stretch, "what it reads is large, has gaps or is replaced, and lies elsewhere in each run")
+        elif stretch.tries == MOST_TRIES:
             self._give_up(stretch, f"something else has moved after each of {MOST_TRIES} captures")
-        else:
-            stretch.tries += stretch.graph is not None
-            stretch.graph = None
+        elif not waits:
+            stretch.tries, stretch.graph = stretch.tries + 1, None
             return self._capture(stretch, run, backend, now, moving)
         return None
 
@@ -213,7 +216,9 @@ class Stretch:
     """Steps that are captured together, and their graph.
 
     `reads` are the slots that it reads and `leaving` those that others read; `over` are the leaves whose memory its
-    results may take over. Slots below `leaves` are leaves. `before` is how its last run found things.
+    results may take over. Slots below `leaves` are leaves. `now` is how the last run found things, `streaks` for how
+    many runs each slot has been in one place before that. Those in `roaming` have moved away from a graph, those in
+    `returned` were in one place for long since.
     """
 
     first: int
@@ -224,8 +229,11 @@ class Stretch:
     leaves: int
     graph: _Graph | None = None
     given_up: bool = False
-    before: _Situation | None = None
-    moving: set[int] = field(default_factory=set)
+    now: _Situation | None = None
+    has_settled: bool = False
+    streaks: dict[int, int] = field(default_factory=dict)
+    roaming: set[int] = field(default_factory=set)
+    returned: set[int] = field(default_factory=set)
     tries: int = 0
     unsettled: int = 0
 
@@ -239,19 +247,30 @@ class Stretch:
         """Kernels, roughly."""
         return _work(self.steps)
 
-    def moving_in(self, now: _Situation) -> frozenset[int] | None:
-        """The slots that must be copied in, in a graph that is captured now; None if things have not settled."""
-        before = self.before
-        if before is None or before.arena != now.arena or before.spare != now.spare:
-            return None
-        moved = {slot for slot, place in now.places.items() if before.places[slot] != place}
-        if not moved.isdisjoint(now.spare):
-            # A result that takes over such a leaf is there in the next run: unless others move it each time.
-            self.unsettled += 1
-            if self.unsettled < MOST_UNSETTLED:
-                return None
-        self.moving |= moved
-        return frozenset(self.moving)
+    def note(self, now: _Situation) -> None:
+        """A run finds things so."""
+        before, self.now = self.now, now
+        # What has moved can be copied; the rest must be as it was in the run before.
+        self.has_settled = before is not None and (before.arena, before.spare) == (now.arena, now.spare)
+        for slot, place in now.places.items():
+            stays = before is not None and before.places[slot] == place
+            self.streaks[slot] = self.streaks.get(slot, 0) + 1 if stays else 0
+        if self.graph is not None:
+            where = self.graph.situation.places
+            self.roaming |= {slot for slot in where.keys() - now.spare if where[slot] != now.places[slot]}
+
+    def moving(self) -> frozenset[int]:
+        """The slots that are to be copied in, in a graph that is captured now."""
+        return frozenset(slot for slot in self.reads if not self.streaks[slot]) | self.roaming
+
+    def steady(self) -> bool:
+        """Whether something that the graph copies in has been in one place for long; then that is read there."""
+        if self.graph is None:
+            return False
+        found = {s for s in self.graph.buffers if self.streaks[s] >= STEADY} - self.returned
+        self.returned |= found
+        self.roaming -= found
+        return bool(found)
 
     def __str__(self) -> str:
         slots = f"%{self.steps[0].output} to %{self.steps[-1].output} on {self.device}"

@@ -6,7 +6,6 @@ One thread at a time: who runs a plan holds the graph's lock, since all plans sh
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from fuel_parallel.runtime.capture import graph_bytes, release_graphs
 from fuel_parallel.runtime.memory import Place, arena_bytes, arena_of
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import REGION, region_into
-from fuel_parallel.runtime.trace import recorder
+from fuel_parallel.runtime.trace import Compute, recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,6 @@ class _Run:
         self, plan: Plan, leaves: list[Any], computed: list[Node], spare: frozenset[int], taken: set[int]
     ) -> None:
         self.plan, self.computed, self.spare, self.taken = plan, computed, spare, taken
-        self.compute: Callable[[Step, Any, list[Any]], Any] = self._compute
         self.new_bytes = 0
         self.buckets: dict[int, Any] = {}
         self.under_way: dict[int, tuple[Step, Any]] = {}
@@ -95,8 +93,7 @@ class _Run:
             if arena_of(device).nbytes < nbytes:
                 release_graphs(device)  # they work on the bytes that are let go
                 arena_of(device).at_least(nbytes)
-        if recorder:
-            self.compute = recorder.timed(plan, self.computed, self.compute)
+        compute = recorder.timed(plan, self.computed, self._compute) if recorder else self._compute
         device = ""
         with ExitStack() as active:
             for step in plan.steps if recorder or plan.captures is None else plan.captures.rest(self):
@@ -108,7 +105,7 @@ class _Run:
                     active.enter_context(backend.running())
                 if step.finishes:
                     self._finish(step.finishes)
-                self.do(step, xp)
+                self.do(step, xp, compute)
                 if self.under_way:
                     self._progress()
             self._finish(tuple(self.under_way))
@@ -120,12 +117,12 @@ class _Run:
             recorder.ran(arena_bytes())
         return [self.values[slot] for slot in plan.outputs]
 
-    def do(self, step: Step, xp: Any) -> None:
-        """Runs one step, and lets go of what it was the last to read."""
+    def do(self, step: Step, xp: Any, compute: Compute | None = None) -> None:
+        """Runs one step, by `compute` if that is given, and lets go of what it was the last to read."""
         values = self.values
         arguments = [values[slot] for slot in step.inputs]
         try:
-            values[step.output] = self.compute(step, xp, arguments)
+            values[step.output] = (compute or self._compute)(step, xp, arguments)
         except FuelError:
             raise
         except Exception as reason:
