@@ -12,6 +12,7 @@ import numpy as np
 from fuel_parallel.backends.backend import Backend, DeviceProperties
 from fuel_parallel.backends.cuda_graph import CudaGraph
 from fuel_parallel.backends.cupy_memory import CupyMemory
+from fuel_parallel.backends.staging import Staging
 from fuel_parallel.errors import DeviceError
 
 
@@ -72,18 +73,23 @@ class CupyBackend(Backend):
         self.number = number
         self.dlpack_device = (10 if self.kind == "rocm" else 2, number)
         self.memory = CupyMemory(f"{self.kind}:{number}")
+        self.staging = Staging(self.memory)
 
     def holds(self, array: Any) -> bool:
         return isinstance(array, self.array_module.ndarray) and array.device.id == self.number
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        # get() waits for the current stream, which is the one kernels run on.
-        host: np.ndarray[Any, Any] = array.get()
+        host = np.empty(array.shape, array.dtype)
+        with self.running():
+            # On the current stream, which is the one kernels run on.
+            self.staging.to_host(host, array if array.flags.c_contiguous else array.copy(order="C"))
         return host
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Any:
         with self.running():
-            return self.array_module.asarray(array)
+            result = self.array_module.empty(array.shape, dtype=array.dtype)
+            self.staging.to_device(result, array)
+        return result
 
     def properties(self, device: str) -> DeviceProperties:
         found = self.array_module.cuda.runtime.getDeviceProperties(self.number)
@@ -94,7 +100,9 @@ class CupyBackend(Backend):
         )
 
     def settle(self, value: Any) -> Any:
-        return self.array_module.ascontiguousarray(value)
+        # Not ascontiguousarray: that gives an array without dimensions one.
+        holds_more = value.base is not None and value.base.nbytes > value.nbytes
+        return value.copy(order="C") if holds_more or not value.flags.c_contiguous else value
 
     def running(self) -> AbstractContextManager[Any]:
         device: AbstractContextManager[Any] = self.array_module.cuda.Device(self.number)
