@@ -75,6 +75,7 @@ class Captures:
 
     def __init__(self, steps: Sequence[Step], leaves: int, outputs: Sequence[int], specs: Sequence[Spec]) -> None:
         self.steps, self.leaves, self.outputs = tuple(steps), leaves, frozenset(outputs)
+        self._escaping = _escaping(steps, outputs)
         self.reasons: list[str] = []
         self._allowed = [_may_capture(step, specs) for step in steps]
         self.stretches = self._find()
@@ -106,9 +107,9 @@ class Captures:
             if graph is None:
                 return False
             try:
-                graph.launch(run, backend)
-            except Exception as reason:
-                self._give_up(stretch, f"its launch failed: {type(reason).__name__}: {reason}")
+                graph.launch(run, backend.array_module)
+            except _NotLaunched as reason:
+                self._give_up(stretch, f"its launch failed: {reason}")
                 return False
         for step in stretch.steps:
             for slot in step.dies:
@@ -156,7 +157,8 @@ class Captures:
         try:
             recording = backend.record(work)
             fixed = {slot: value for slot, value in before.items() if slot not in moving}
-            made = [_made(slot, run.values[slot], fixed, backend, slot in self.outputs) for slot in stretch.leaving]
+            arena, escaping = arena_of(stretch.device).addresses, self._escaping
+            made = [_made(s, run.values[s], fixed, backend, arena, s in escaping) for s in stretch.leaving]
             stretch.graph = _Graph(recording, now.without(moving), buffers, made, frozenset(run.taken - taken))
             _keep_few(stretch)
         except Exception as error:
@@ -314,25 +316,33 @@ class _Made:
     slot: int
     is_tuple: bool
     parts: tuple[Any, ...]
-    is_output: bool
+    escapes: bool
 
-    def value(self, run: Run, xp: Any) -> Any:
-        """The result of the last launch, to be used until the next one, or for ever if it leaves the plan."""
+    def room(self, xp: Any) -> list[Any]:
+        """New memory for the parts that are to be copied, since they may be seen when the graph is launched again."""
+        if not self.escapes:
+            return []
+        return [xp.empty(p.shape, dtype=p.dtype) for p in self.parts if not isinstance(p, Inside)]
+
+    def value(self, values: list[Any], room: list[Any], xp: Any) -> Any:
+        """The result of the last launch: in `room`, or where it is until the next one."""
+        copies = iter(room)
         found = []
         for part in self.parts:
             if isinstance(part, Inside):
-                part = part.look(run.values, xp)
-            elif self.is_output:
-                run.new_bytes += part.nbytes
-                part = xp.array(part, order="C")
+                part = part.look(values, xp)
+            elif self.escapes:
+                copied = next(copies)
+                copied[...] = part
+                part = copied
             found.append(part)
         return tuple(found) if self.is_tuple else found[0]
 
 
-def _made(slot: int, value: Any, fixed: dict[int, Any], backend: Backend, is_output: bool) -> _Made:
+def _made(slot: int, value: Any, fixed: dict[int, Any], backend: Backend, arena: range, escapes: bool) -> _Made:
     parts = value if isinstance(value, tuple) else (value,)
-    found = tuple(find_inside(part, fixed, backend) or part for part in parts)
-    return _Made(slot, isinstance(value, tuple), found, is_output)
+    found = tuple(find_inside(part, fixed, backend, arena) or part for part in parts)
+    return _Made(slot, isinstance(value, tuple), found, escapes)
 
 
 @dataclass(eq=False)
@@ -358,15 +368,24 @@ class _Graph:
             and all(now.places[slot] == place for slot, place in mine.places.items())
         )
 
-    def launch(self, run: Run, backend: Backend) -> None:
+    def launch(self, run: Run, xp: Any) -> None:
         """Copies in what moves, launches, and puts the results where they are read."""
-        for slot, buffer in self.buffers.items():
-            buffer[...] = run.values[slot]
-        self.recording.launch()
+        try:
+            rooms = [made.room(xp) for made in self.made]
+            for slot, buffer in self.buffers.items():
+                buffer[...] = run.values[slot]
+            self.recording.launch()
+        except Exception as reason:
+            raise _NotLaunched(f"{type(reason).__name__}: {reason}") from reason
         self.used = next(_clock)
         run.taken.update(self.taken)
-        for made in self.made:
-            run.values[made.slot] = made.value(run, backend.array_module)
+        for made, room in zip(self.made, rooms, strict=True):
+            run.values[made.slot] = made.value(run.values, room, xp)
+            run.new_bytes += sum(array.nbytes for array in room)
+
+
+class _NotLaunched(Exception):
+    """Nothing was done, so that the kernels can do it."""
 
 
 def _may_capture(step: Step, specs: Sequence[Spec]) -> bool:
@@ -376,6 +395,15 @@ def _may_capture(step: Step, specs: Sequence[Spec]) -> bool:
     if op is REGION or op is ITEM or op.elementwise:
         return True
     return backend.captures(op.name, [specs[slot] for slot in step.inputs], step.attrs)
+
+
+def _escaping(steps: Sequence[Step], outputs: Sequence[int]) -> frozenset[int]:
+    """The slots whose memory may be seen in what leaves the plan."""
+    found = set(outputs)
+    for step in reversed(steps):
+        if step.output in found and not step.places and (step.op.aliases or step.updates or step.reuses):
+            found.update(step.inputs)
+    return frozenset(found)
 
 
 def _work(steps: Sequence[Step]) -> int:

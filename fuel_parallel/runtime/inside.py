@@ -39,14 +39,17 @@ class Inside:
         return xp.lib.stride_tricks.as_strided(flat, self.shape, self.strides)
 
 
-def find_inside(array: Any, others: Mapping[int, Any], backend: Backend) -> Inside | None:
+def find_inside(array: Any, others: Mapping[int, Any], backend: Backend, arena: range) -> Inside | None:
     """Where the array lies in the memory of `others`, arrays or tuples of them by slot; None if it lies elsewhere.
 
-    Raises `ValueError` where it lies in one that is not dense: it could not be found there again.
+    In the arena values follow one another: what begins where another did has nothing to do with it. Raises `ValueError`
+    where the array lies in one that is not dense: it could not be found there again.
     """
     if not array.size:
         return None
     begin = backend.address(array)
+    if begin in arena:
+        return None
     for slot, value in others.items():
         for part, whole in enumerate(value) if isinstance(value, tuple) else [(-1, value)]:
             offset = begin - backend.address(whole)

@@ -307,6 +307,11 @@ class Arena:
         self.address = 0
         self._views: dict[tuple[int, Spec], Any] = {}
 
+    @property
+    def addresses(self) -> range:
+        """Of all bytes."""
+        return range(self.address, self.address + self.nbytes)
+
     def at_least(self, nbytes: int) -> None:
         """Sees to it that there are so many bytes, or more."""
         if self.nbytes >= nbytes:
