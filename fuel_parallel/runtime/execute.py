@@ -14,10 +14,11 @@ from fuel_parallel.backends import backend_of
 from fuel_parallel.comm.announce import announce
 from fuel_parallel.errors import FuelError, RealizeError
 from fuel_parallel.lazy.node import Node, describe_line
-from fuel_parallel.runtime.capture import graph_bytes, release_graphs
-from fuel_parallel.runtime.memory import Place, arena_bytes, arena_of
+from fuel_parallel.runtime.arena import arena_bytes, arena_of
+from fuel_parallel.runtime.memory import Place
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import REGION, region_into
+from fuel_parallel.runtime.stretch import graph_bytes, release_graphs
 from fuel_parallel.runtime.trace import Compute, recorder
 
 

@@ -20,8 +20,8 @@ import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel.errors import RealizeError
 from fuel_parallel.module import Variable
-from fuel_parallel.runtime import capture, execute, passes
-from fuel_parallel.runtime.memory import arena_of
+from fuel_parallel.runtime import capture, execute, passes, stretch
+from fuel_parallel.runtime.arena import arena_of
 from fuel_parallel.runtime.plan import Plan, plans
 
 DEVICE = "cuda:0"
@@ -131,7 +131,7 @@ def test_a_random_plan_gives_the_same_bits(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(passes.VARIABLE, "-fusion")
         patch.setattr(capture, "LEAST_STEPS", 2)
-        patch.setattr(capture, "STEADY", 2)
+        patch.setattr(stretch, "STEADY", 2)
         patch.setenv(capture.VARIABLE, "0")
         plain = run(program, outputs, moves, assigned)
         plans._plans.clear()
@@ -222,7 +222,7 @@ def test_what_comes_new_is_copied_in(unfused: None) -> None:
 
 
 def test_what_no_longer_moves_is_read_in_place(unfused: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "STEADY", 3)
+    monkeypatch.setattr(stretch, "STEADY", 3)
     xs = [on_device([n, 1.0]) for n in range(2)]
     for turn in range(7):
         chain(xs[min(turn, 1)]).realize()
@@ -395,7 +395,7 @@ def test_memory_of_graphs_is_told_and_let_go_of_with_the_plan(unfused: None) -> 
 def test_of_many_graphs_the_one_that_was_launched_last_but_all_others_is_dropped(
     unfused: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(stretch, "MOST_GRAPHS", 2)
     xs = [on_device(np.ones(n)) for n in (1, 2, 3)]
     kept = []
     for x in xs:
