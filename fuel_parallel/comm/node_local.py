@@ -83,8 +83,8 @@ class NodeLocalTransport(Transport):
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
         """See `Transport.all_reduce`."""
         if x is out and type(x) is _ARRAY and x.nbytes < self._shared_from and x.flags.c_contiguous and not announced:
-            # There is nothing to refuse and nothing to settle. As `plain.all_reduce` without the calls, and mpi4py need not
-            # find out the datatype: a third of the time of the smallest.
+            # Nothing is to be refused or settled: as `plain.all_reduce` without the calls, and mpi4py need not find out
+            # the datatype. A third of the time of the smallest.
             mpi_op, datatypes = self._of_mpi[op]
             datatype = datatypes.get(x.dtype)
             if datatype is not None:
