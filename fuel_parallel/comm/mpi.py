@@ -40,7 +40,7 @@ _in_flight: list[tuple[MPI.Request, Host]] = []
 """Sends that are not known to be through, with the memory they read from."""
 
 _under_way: set[Pending] = set()
-"""Collectives that were started and not waited for: a plan that failed leaves some, and MPI still has their memory."""
+"""What was started and not waited for: a plan that failed leaves some, and MPI still has its memory."""
 
 
 def finish_requests() -> None:
@@ -349,10 +349,11 @@ class MpiTransport(Transport):
 
 
 class MpiRequests(Pending):
-    """Requests of MPI that are under way together, and the array that they fill."""
+    """Requests of MPI that are under way together, the array that they fill, and what they read, held until then."""
 
-    requests: list[MPI.Request]
-    result: Host
+    def __init__(self, requests: list[MPI.Request], result: Host, sent: Any = None) -> None:
+        self.requests, self.result, self.sent = requests, result, sent
+        _under_way.add(self)
 
     def progress(self) -> None:
         for request in self.requests:
@@ -371,10 +372,9 @@ class MpiReduction(MpiRequests):
     def __init__(self, transport: MpiTransport, x: Host, op: ReduceOp, reuse: bool) -> None:
         self.op, self.ranks = op, transport.ranks
         check_host(x)
-        self.result = filled(x, x if reuse else None)
+        result = filled(x, x if reuse else None)
         start, mpi_op = transport.comm.Iallreduce, transport.ops[op]
-        self.requests = [start(transport.in_place, piece, mpi_op) for piece in pieces(self.result)]
-        _under_way.add(self)
+        super().__init__([start(transport.in_place, piece, mpi_op) for piece in pieces(result)], result)
 
     def wait(self) -> Host:
         return averaged(super().wait(), self.op, self.ranks)
@@ -384,20 +384,20 @@ class MpiExchange(MpiRequests):
     """Messages to one rank and from another under way, two for each piece."""
 
     def __init__(self, transport: MpiTransport, x: Host, dest: int, source: int) -> None:
-        self.sent = x
-        self.result: Host = transport.xp.empty_like(x)
+        result: Host = transport.xp.empty_like(x)
         comm, tag = transport.comm, transport.tag
-        self.requests = [comm.Irecv(transport.words(piece), source, tag) for piece in pieces(self.result)]
-        self.requests += [comm.Isend(transport.words(piece), dest, tag) for piece in pieces(x)]
+        requests = [comm.Irecv(transport.words(piece), source, tag) for piece in pieces(result)]
+        requests += [comm.Isend(transport.words(piece), dest, tag) for piece in pieces(x)]
+        super().__init__(requests, result, x)
 
 
 class MpiReceive(MpiRequests, Receiving):
     """Messages that fill an array, one for each piece."""
 
     def __init__(self, transport: MpiTransport, result: Host, source: int, tag: int) -> None:
-        self.result = result
-        self.requests = [transport.comm.Irecv(transport.words(piece), source, tag) for piece in pieces(result)]
-        _under_way.add(self)
+        super().__init__(
+            [transport.comm.Irecv(transport.words(piece), source, tag) for piece in pieces(result)], result
+        )
 
     def has_come(self) -> bool:
         return all(request.Test() for request in self.requests)
@@ -409,10 +409,8 @@ class MpiGather(MpiRequests):
     def __init__(self, transport: MpiTransport, x: Host, rows: Sequence[int], out: Host | None) -> None:
         check_host(x)
         total = sum(rows)
-        self.result = np.empty((total, *x.shape[1:]), dtype=x.dtype) if out is None else out
-        words, kind = transport.words(self.result)
+        result = np.empty((total, *x.shape[1:]), dtype=x.dtype) if out is None else out
+        words, kind = transport.words(result)
         width = words.size // total
-        self.sent = transport.words(x)  # held until it is through
-        received = [words, [r * width for r in rows], kind]
-        self.requests = [transport.comm.Iallgatherv(self.sent, received)]
-        _under_way.add(self)
+        sent = transport.words(x)
+        super().__init__([transport.comm.Iallgatherv(sent, [words, [r * width for r in rows], kind])], result, sent)

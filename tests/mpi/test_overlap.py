@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -305,6 +306,25 @@ def test_after_a_kernel_failed_on_all_ranks_the_next_reductions_are_right(comm, 
         y = comm.all_reduce(x * float(round_ + 1))
         assert (y.numpy() == TOTAL * (round_ + 1)).all()
     mpi.finish_requests()
+    assert not mpi._under_way
+    comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_exchange_that_nobody_waits_for_holds_its_memory_until_it_is_through(comm):
+    """As a kernel leaves it that fails between two turns of a ring."""
+    transport, places = comm.transport, ((RANK + 1) % N, (RANK - 1) % N)
+    sent = np.full(LARGE, RANK + 1.0)
+    held = weakref.ref(sent)
+    transport.start_exchange(sent, *places)
+    del sent
+    gc.collect()
+    assert held() is not None
+    received = transport.exchange(np.full(LARGE, RANK + 10.0), *places)
+    assert (received == places[1] + 10.0).all()
+    mpi.finish_requests()
+    gc.collect()
+    assert held() is None
     assert not mpi._under_way
     comm.barrier()
 
