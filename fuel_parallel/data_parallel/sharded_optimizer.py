@@ -25,8 +25,8 @@ class ShardedOptimizer:
     """An optimizer whose state is cut over the ranks of a communicator.
 
     Args:
-        make: Makes the optimizer of this rank's rows, such as `lambda rows: fp.optim.AdamW(rows, lr=3e-4)`; for parameters
-            in 16 bits `lambda rows: fp.optim.MixedPrecision(rows, make, comm=world)`, which keeps masters of the rows.
+        make: Makes the optimizer of this rank's rows, such as `lambda rows: fp.optim.AdamW(rows, lr=3e-4)`; in 16 bits
+            `lambda rows: fp.optim.MixedPrecision(rows, make, comm=world)`, which keeps float32 masters of the rows.
         parameters: The whole parameters, alike on all ranks of `comm`; with tensor parallelism, this rank's parts.
         comm: The ranks that hold the same parameters: `mesh["dp"]`.
         stage: 1 cuts the optimizer's state, 2 the gradients as well.
@@ -113,7 +113,8 @@ class ShardedOptimizer:
 
     def __state__(self) -> dict[str, Any]:
         """What a checkpoint keeps: the state of `inner`, under the whole parameters, so that any stage can read it."""
-        return rekeyed(self.inner.__state__(), self._whole_of)
+        state: dict[str, Any] = rekeyed(self.inner.__state__(), self._whole_of)
+        return state
 
     def __restore__(self, state: dict[str, Any]) -> None:
         """Gives `inner` its part of a checkpoint; variables have their values already."""
