@@ -385,6 +385,8 @@ def test_mistakes_are_named() -> None:
         fp.SymbolicComm(0, 2).reduce_scatter(ft.ones(3), sizes=[1, 1])
     with pytest.raises(ArgumentError, match=r"sizes has an extent, 0 or more, for each of 2 ranks; got \[3\]"):
         fp.SymbolicComm(0, 2).reduce_scatter(ft.ones(3), sizes=[3])
+    with pytest.raises(ArgumentError, match=r"all_gather: sizes has an extent, .* got \[1\.5, 2\]"):
+        fp.SymbolicComm(0, 2).all_gather(ft.ones(3), sizes=[1.5, 2])  # type: ignore[list-item]
 
 
 @pytest.mark.mpi(min_size=2)
