@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.transport import Pending, Transport
+
+if TYPE_CHECKING:
+    from fuel_parallel.comm.guard import Guard
 
 
 def together(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,6 +65,25 @@ def guarded(start: Callable[..., Pending]) -> Callable[..., Pending]:
         except BaseException:
             guard.leave()
             raise
-        return guard.until_done(pending)
+        return _GoesOn(guard, pending, guard.go_on())
 
     return guarded_start
+
+
+class _GoesOn(Pending):
+    """A collective that was started. While this rank waits for its end it is `inside`."""
+
+    def __init__(self, guard: Guard, pending: Pending, number: int) -> None:
+        self.guard, self.pending, self.number = guard, pending, number
+
+    def progress(self) -> None:
+        """See `Pending.progress`."""
+        self.pending.progress()
+
+    def wait(self) -> Any:
+        """See `Pending.wait`."""
+        self.guard.inside = self.number
+        try:
+            return self.pending.wait()
+        finally:
+            self.guard.leave()
