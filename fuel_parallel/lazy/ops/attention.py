@@ -3,7 +3,8 @@
 Blocks of queries meet blocks of keys; the softmax is kept online, by a running maximum and sum (Milakov and Gimelshein,
 2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135). The forward op gives the result and, as one more column,
 the logarithm of each query's sum of exponentials; the backward op recomputes the weights from it. Where there are few
-keys, the weights themselves are as small as the inputs: then they are further columns, and nothing is computed twice.
+keys, the weights themselves are as small as the inputs: then, on the CPU, they are further columns, and nothing is
+computed twice. A GPU computes them sooner than it reads them: there both ops are one kernel in C each.
 Memory grows with the length, not with its square.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from fuel_parallel.lazy.tensor import Tensor
 QUERY_BLOCK = 256
 KEY_BLOCK = 512
 KEPT = 512
-"""Keys up to which weights may be kept; they are one block then."""
+"""Keys up to which weights may be kept, on the CPU; they are one block then."""
 SCORES = 1 << 16
 """Scores computed at one time: a quarter of a megabyte in float32."""
 
@@ -63,8 +64,14 @@ def scaled_dot_product_attention(
         # few for the logarithms that the backward pass starts from.
         return dense_attention(query, key, value, mask, causal, factor)
     inputs = (query, key, value) if mask is None else (query, key, value, mask)
-    extended = Tensor(apply(ATTENTION, tuple(t.node for t in inputs), causal, factor))
-    return extended[..., : value.shape[-1]]
+    return extended_attention(inputs, causal, factor)[..., : value.shape[-1]]
+
+
+def extended_attention(inputs: Sequence[Tensor], causal: builtins.bool, scale: float) -> Tensor:
+    """What the op gives for query, key, value and maybe a bool mask. Weights are kept where they are few."""
+    query, key = inputs[:2]
+    keeps = query.device == "cpu" and key.shape[-2] <= builtins.min(2 * query.shape[-1], KEPT)
+    return Tensor(apply(ATTENTION, tuple(t.node for t in inputs), causal, scale, keeps))
 
 
 def dense_attention(
@@ -121,39 +128,34 @@ def check_attention(name: str, query: Tensor, key: Tensor, value: Tensor, mask: 
 # The ops. Inputs are query, key, value and maybe a bool mask.
 
 
-def _infer_attention(inputs: tuple[Spec, ...], causal: builtins.bool, scale: float) -> Spec:
+def _infer_attention(inputs: tuple[Spec, ...], causal: builtins.bool, scale: float, keeps: builtins.bool) -> Spec:
     query, key, value = inputs[:3]
     binary.check_same_device("scaled_dot_product_attention", *inputs)
-    return Spec((*query.shape[:-1], width(query, key, value)), query.dtype, query.device)
+    return Spec((*query.shape[:-1], _width(key, value, keeps)), query.dtype, query.device)
 
 
-def width(query: Any, key: Any, value: Any) -> int:
+def _width(key: Any, value: Any, keeps: builtins.bool) -> int:
     """The last extent of what the op gives: the result, the logarithm of the sum, and the weights if they are kept."""
-    return int(value.shape[-1]) + 1 + _kept(query, key)
+    return int(value.shape[-1]) + 1 + (int(key.shape[-2]) if keeps else 0)
 
 
-def _kept(query: Any, key: Any) -> int:
-    """How many weights are kept for each query: all or none."""
-    k = int(key.shape[-2])
-    return k if k <= builtins.min(2 * query.shape[-1], KEPT) else 0
-
-
-def _attention_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float) -> Any:
-    query = inputs[0]
-    out = xp.empty((*query.shape[:-1], width(*inputs[:3])), dtype=query.dtype)
-    attention_into(xp, out, inputs, causal, scale)
+def _attention_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float, keeps: builtins.bool) -> Any:
+    query, key, value = inputs[:3]
+    out = xp.empty((*query.shape[:-1], _width(key, value, keeps)), dtype=query.dtype)
+    attention_into(xp, out, inputs, causal, scale, keeps)
     return out
 
 
-def attention_into(xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float) -> None:
-    """What the op gives: the result, the logarithm of each query's sum, and maybe the weights; see `width`."""
+def attention_into(
+    xp: Any, out: Any, inputs: Any, causal: builtins.bool, scale: float, keeps: builtins.bool = False
+) -> None:
+    """What the op gives: the result, the logarithm of each query's sum, and the weights if they are kept."""
     query, key, value, mask = _unpack(xp, inputs)
     out = _batched(out)
     q, k, dim = query.shape[-2], key.shape[-2], value.shape[-1]
     diagonal = k - q if causal else None
     lowest = _LOWEST[query.dtype]
     ones = xp.ones(k, dtype=query.dtype)
-    keeps = _kept(query, key) > 0
     for heads, kv_heads in _chunks(query, key, causal):
         scaled = query[heads] * query.dtype.type(scale)
         keys, values = key[kv_heads].swapaxes(-1, -2), value[kv_heads]
@@ -277,7 +279,13 @@ def _causal_tile(xp: Any, rows: slice, columns: slice, diagonal: int, dtype: Any
 
 
 def _attention_vjp(
-    index: int, g: Tensor, y: Tensor, inputs: tuple[Tensor, ...], causal: builtins.bool, scale: float
+    index: int,
+    g: Tensor,
+    y: Tensor,
+    inputs: tuple[Tensor, ...],
+    causal: builtins.bool,
+    scale: float,
+    keeps: builtins.bool,
 ) -> Tensor | None:
     if index == 3:
         return None
@@ -376,7 +384,7 @@ ATTENTION = define(
         variadic=True,
         into=attention_into,
         aliases=False,
-        attr_names=("causal", "scale"),
+        attr_names=("causal", "scale", "keeps"),
         shapes="[..., heads, m, d], [..., groups, n, d], [..., groups, n, v] -> [..., heads, m, v + 1 and more]",
         domain=dtypes.FLOATING,
     )

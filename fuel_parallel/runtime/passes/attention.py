@@ -94,7 +94,7 @@ class _Attention:
         """The result as the op gives it, and as it was written."""
         query, key, value, mask = self._unpacked(inputs)
         operands = [query, key, value, *mask]
-        extended = Tensor(apply(ops.ATTENTION, tuple(t.node for t in operands), self.causal, self.scale))
+        extended = ops.extended_attention(operands, self.causal, self.scale)
         result = extended[..., : value.shape[-1]]
         if self.blind:
             result = binary.where(_sees(*mask), result, math.nan)
