@@ -3,8 +3,8 @@
 Blocks of queries meet blocks of keys; the softmax is kept online, by a running maximum and sum (Milakov and Gimelshein,
 2018, arXiv:1805.02867; Dao et al., 2022, arXiv:2205.14135). The forward op gives the result and, as one more column,
 the logarithm of each query's sum of exponentials; the backward op recomputes the weights from it. Where there are few
-keys, the weights themselves are as small as the inputs: then, on the CPU, they are further columns, and nothing is
-computed twice. A GPU computes them sooner than it reads them: there both ops are one kernel in C each.
+keys, the weights themselves are as small as the inputs: then they are further columns, and nothing is computed twice.
+But where both ops are kernels in C, weights never leave the chip.
 Memory grows with the length, not with its square.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fuel_parallel.backends import backend_of
 from fuel_parallel.errors import ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Shape, Spec, apply, define
@@ -28,7 +29,7 @@ from fuel_parallel.lazy.tensor import Tensor
 QUERY_BLOCK = 256
 KEY_BLOCK = 512
 KEPT = 512
-"""Keys up to which weights may be kept, on the CPU; they are one block then."""
+"""Keys up to which weights may be kept; they are one block then."""
 SCORES = 1 << 16
 """Scores computed at one time: a quarter of a megabyte in float32."""
 
@@ -68,9 +69,10 @@ def scaled_dot_product_attention(
 
 
 def extended_attention(inputs: Sequence[Tensor], causal: builtins.bool, scale: float) -> Tensor:
-    """What the op gives for query, key, value and maybe a bool mask. Weights are kept where they are few."""
+    """What the op gives for query, key, value and maybe a bool mask. Weights are kept where that is faster."""
     query, key = inputs[:2]
-    keeps = query.device == "cpu" and key.shape[-2] <= builtins.min(2 * query.shape[-1], KEPT)
+    few = key.shape[-2] <= builtins.min(2 * query.shape[-1], KEPT)
+    keeps = few and not backend_of(query.device).dialect
     return Tensor(apply(ATTENTION, tuple(t.node for t in inputs), causal, scale, keeps))
 
 
