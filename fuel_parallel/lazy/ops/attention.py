@@ -60,12 +60,11 @@ def scaled_dot_product_attention(
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     common = creation.result_type(query, key, value)
     query, key, value = (creation.astype(t, common) for t in (query, key, value))
-    if dtypes.is_half(common) or (mask is not None and mask.dtype != dtypes.bool_):
-        # An added mask may want a gradient of its own, which is a matrix of all scores in any case; and 16 bits are too
-        # few for the logarithms that the backward pass starts from.
+    if mask is not None and mask.dtype != dtypes.bool_:
+        # An added mask may want a gradient of its own, which is a matrix of all scores in any case.
         return dense_attention(query, key, value, mask, causal, factor)
     inputs = (query, key, value) if mask is None else (query, key, value, mask)
-    return extended_attention(inputs, causal, factor)[..., : value.shape[-1]]
+    return creation.astype(extended_attention(inputs, causal, factor)[..., : value.shape[-1]], common)
 
 
 def extended_attention(inputs: Sequence[Tensor], causal: builtins.bool, scale: float) -> Tensor:
@@ -133,7 +132,12 @@ def check_attention(name: str, query: Tensor, key: Tensor, value: Tensor, mask: 
 def _infer_attention(inputs: tuple[Spec, ...], causal: builtins.bool, scale: float, keeps: builtins.bool) -> Spec:
     query, key, value = inputs[:3]
     binary.check_same_device("scaled_dot_product_attention", *inputs)
-    return Spec((*query.shape[:-1], _width(key, value, keeps)), query.dtype, query.device)
+    return Spec((*query.shape[:-1], _width(key, value, keeps)), _wide(query.dtype), query.device)
+
+
+def _wide(dtype: Any) -> Any:
+    """16 bits are too few for the logarithms that the backward pass starts from, and for sums."""
+    return np.dtype(np.float32) if dtypes.is_half(dtype) else dtype
 
 
 def _width(key: Any, value: Any, keeps: builtins.bool) -> int:
@@ -143,7 +147,7 @@ def _width(key: Any, value: Any, keeps: builtins.bool) -> int:
 
 def _attention_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float, keeps: builtins.bool) -> Any:
     query, key, value = inputs[:3]
-    out = xp.empty((*query.shape[:-1], _width(key, value, keeps)), dtype=query.dtype)
+    out = xp.empty((*query.shape[:-1], _width(key, value, keeps)), dtype=_wide(query.dtype))
     attention_into(xp, out, inputs, causal, scale, keeps)
     return out
 
@@ -215,7 +219,7 @@ _LOWEST = {np.dtype(np.float32): np.float32(-1e30), np.dtype(np.float64): np.flo
 
 def _unpack(xp: Any, inputs: Any) -> tuple[Any, Any, Any, Any]:
     """Query, key, value and mask with at least one dimension before the heads."""
-    query, key, value = (_batched(x) for x in inputs[:3])
+    query, key, value = (_batched(x.astype(_wide(x.dtype), copy=False)) for x in inputs[:3])
     mask = inputs[3] if len(inputs) > 3 else None
     return query, key, value, None if mask is None else xp.broadcast_to(mask, (*query.shape[:-1], key.shape[-2]))
 
@@ -319,8 +323,9 @@ def attention_backward_into(xp: Any, out: Any, inputs: Any, causal: builtins.boo
     query, key, value, mask = _unpack(xp, inputs[2:])
     q, k, dim = query.shape[-2], key.shape[-2], value.shape[-1]
     diagonal = k - q if causal else None
-    d_query, d_key, d_value = _parts(out, query.shape, key.shape, value.shape)
-    out[...] = 0
+    sums = out if out.dtype == query.dtype else xp.empty(out.shape, dtype=query.dtype)
+    d_query, d_key, d_value = _parts(sums, query.shape, key.shape, value.shape)
+    sums[...] = 0
     keeps = y.shape[-1] > dim + 1
     factor = query.dtype.type(scale)
     for heads, kv_heads in _chunks(query, key, causal):
@@ -348,6 +353,8 @@ def attention_backward_into(xp: Any, out: Any, inputs: Any, causal: builtins.boo
                 to_query[..., rows, :] += xp.matmul(d_scores, keys[..., columns, :])
                 to_key[..., columns, :] += xp.matmul(d_scores.swapaxes(-1, -2), queries)
     d_query *= factor
+    if sums is not out:
+        out[...] = sums
 
 
 def _parts(flat: Any, *shapes: Shape) -> list[Any]:
@@ -371,7 +378,8 @@ def _backward_vjp(
     own = [t if i == 5 else elementwise.positive(t) for i, t in enumerate(inputs)]
     g, _, query, key, value = own[:5]
     mask = own[5] if len(own) > 5 else None
-    first = grad(dense_attention(query, key, value, mask, causal, scale), [query, key, value], cotangent=g)
+    dense = dense_attention(query, key, value, mask, causal, scale)
+    first = grad(dense, [query, key, value], cotangent=creation.astype(g, dense.dtype))
     packed = manipulation.concat([manipulation.reshape(d, (-1,)) for d in first])
     result: Tensor = grad(packed, own[index], cotangent=h)
     return result

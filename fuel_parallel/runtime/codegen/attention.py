@@ -44,7 +44,7 @@ def attention(inputs: Sequence[Spec], attrs: Attrs, spec: Spec, dialect: Dialect
 
 def attention_backward(inputs: Sequence[Spec], attrs: Attrs, spec: Spec, dialect: Dialect) -> Run:
     """The function that computes the op `attention_backward`; see `attention`."""
-    toward, result, query, key, value, *masks = inputs
+    _, result, query, key, value, *masks = inputs
     causal, scale = attrs
     if result.shape[-1] != value.shape[-1] + 1:
         raise Unsupported("the weights were kept")
@@ -87,7 +87,7 @@ def _arguments(
     xp: Any, arrays: Sequence[Any], masks: Sequence[Any], query: Spec, key: Spec, scale: Any
 ) -> tuple[list[Any], list[Any]]:
     """The first pointers of a kernel, and its numbers. `arrays` are those that are read by steps."""
-    *batch, heads, queries, _ = query.shape
+    heads, queries = query.shape[-3:-1]
     counts = [np.int32(n) for n in (heads, heads // key.shape[-3], queries, key.shape[-2])]
     found = [_in_rows(xp, array) for array in arrays]
     steps = [step for _, three in found for step in three]

@@ -1,8 +1,8 @@
 """The kernels of attention's backward pass; weights are computed again from the logarithms of sums.
 
-In the first a block has a tile of queries: it gives their cotangents, and for each query the inner product of result and
-cotangent. In the second it has a tile of keys and values, and all queries pass that these serve. So no two blocks add to
-one number.
+In the first a block has a tile of queries: it gives their cotangents, and for each query the inner product of result
+and cotangent. In the second it has a tile of keys and values, and all queries pass that these serve. So no two blocks
+add to one number.
 """
 
 from __future__ import annotations
@@ -91,10 +91,11 @@ $head {
     for (int r = 0; r < OWN; ++r) {
         const int row = first + group * OWN + r;
         const position at = (place * queries + row) * $width;
-        $T own_part = 0;
+        const int own_at = (group * OWN + r) * $value_stride;
+        $T part = 0;
         for (int c = lane; c < $value_dim; c += LANES)
-            if (row < queries) own_part = $fma(own_toward[(group * OWN + r) * $value_stride + c], result[at + c], own_part);
-        product[r] = total_over_lanes(own_part$exchange_argument);
+            if (row < queries) part = $fma(own_toward[own_at + c], result[at + c], part);
+        product[r] = total_over_lanes(part$exchange_argument);
         level[r] = row < queries ? result[at + $value_dim] : $hidden;
         if (row < queries && lane == 0) inner[place * queries + row] = product[r];
         $unroll

@@ -46,6 +46,7 @@ TILINGS = (
     Tiling(32, 32, 8, 16),
     Tiling(16, 16, 8, 8),
     Tiling(8, 8, 8, 4),
+    Tiling(4, 8, 8, 4),
 )
 """From the one that reads global memory least to the one that fits the most columns."""
 
