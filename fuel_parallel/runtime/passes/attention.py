@@ -2,7 +2,7 @@
 
 Between the product and the softmax may stand factors and one `where` with a bool mask and -inf. The backward pass is
 the one that `grad` builds. All is left as it is when anything else reads one of the matrices, and when nothing would be
-gained: `pays` says when. 16-bit floats are left, too, since the ops do not take them.
+gained: `pays` says when. 16-bit floats are left, too, since the ops round elsewhere.
 
 A query that sees no key has NaN as its result in this form, and so have the gradients of its values; that stays so.
 """

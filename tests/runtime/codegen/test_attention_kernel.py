@@ -16,6 +16,7 @@ from fuel_parallel.runtime.codegen.attention_backward import BackwardWriter
 from fuel_parallel.runtime.codegen.attention_forward import ForwardWriter
 from fuel_parallel.runtime.codegen.attention_writer import Form, source_for
 from fuel_parallel.runtime.codegen.dialect import CUDA, OPENCL
+from fuel_parallel.runtime.codegen.expressions import Unsupported
 from fuel_parallel.runtime.codegen.launch import CUDA_OPTIONS
 from fuel_parallel.runtime.kernels import written_or_reason
 
@@ -137,12 +138,20 @@ def reason(op, specs, *attrs):
     return found
 
 
-@pytest.mark.parametrize("dialect", [CUDA, OPENCL], ids=["cuda", "opencl"])
-@pytest.mark.parametrize("writer", [ForwardWriter, BackwardWriter])
-def test_common_heads_fit(writer, dialect):
-    for dtype, dim in ((dtypes.bfloat16, 256), (dtypes.float32, 256), (dtypes.float64, 128)):
-        source = source_for(writer, Form(dtype, dim, dim, True, 2), 1000, dialect)
-        assert "atomic" not in source.text
+@pytest.mark.parametrize(
+    ("writer", "dialect", "largest"),
+    [
+        (ForwardWriter, CUDA, 1016),
+        (BackwardWriter, CUDA, 496),
+        (ForwardWriter, OPENCL, 664),
+        (BackwardWriter, OPENCL, 328),
+    ],
+)
+def test_heads_up_to_a_size_fit(writer, dialect, largest):
+    for dim in (1, 64, 96, 128, 256, largest):
+        assert "atomic" not in source_for(writer, Form(dtypes.float32, dim, dim, True, 2), 1000, dialect).text
+    with pytest.raises(Unsupported, match=f"heads of {largest + 1} and {largest + 1} float32 are too large for tiles"):
+        source_for(writer, Form(dtypes.float32, largest + 1, largest + 1, True, 2), 1000, dialect)
 
 
 # What CUDA's compiler makes of them. It needs no driver.
@@ -182,3 +191,6 @@ def test_nvrtc_takes_the_source(form, piece, architectures):
             # Tiles are read 16 bytes at a time, and what a thread has is in registers.
             assert f"ld.shared.{piece}" in ptx
             assert "local" not in ptx
+            tiles = re.findall(r"\.shared \.align 16 \.b8 _ZZ\d+([a-z_]+)E\d+\w+\[(\d+)\]", ptx)
+            for name in names:
+                assert 1024 < sum(int(nbytes) for kernel, nbytes in tiles if kernel == name) <= CUDA.shared_bytes
