@@ -10,6 +10,7 @@ from fuel_parallel.backends import backend_of
 from fuel_parallel.backends.backend import Backend
 from fuel_parallel.lazy.node import Attrs, Op, Spec
 from fuel_parallel.runtime.codegen.attention import attention, attention_backward
+from fuel_parallel.runtime.codegen.attention_paged import paged_attention
 from fuel_parallel.runtime.codegen.dialect import CUDA, OPENCL, Dialect
 from fuel_parallel.runtime.codegen.expressions import Unsupported
 from fuel_parallel.runtime.codegen.launch import kernel_or_reason
@@ -24,6 +25,7 @@ DIALECTS: dict[str, Dialect] = {"cuda": CUDA, "opencl": OPENCL}
 WRITTEN: dict[str, Callable[[Sequence[Spec], Attrs, Spec, Dialect], Kernel]] = {
     "attention": attention,
     "attention_backward": attention_backward,
+    "paged_attention": paged_attention,
 }
 """Ops for which a kernel is written as a whole. It comes before that of the registry, which is made of many."""
 

@@ -32,24 +32,34 @@ class ForwardWriter(AttentionWriter):
 
     def kernels(self) -> list[str]:
         """See `AttentionWriter.kernels`."""
+        return [self.filled(_FORWARD, **self.parts())]
+
+    def parts(self) -> dict[str, object]:
+        """The parts of the kernel that follow from where things lie."""
         form = self.form
         inputs = tuple((name, form.dtype, True) for name in self.steps)
-        return [
-            self.filled(
-                _FORWARD,
-                head=self.head(FORWARD, (*inputs, ("out", form.computed, False))),
-                widest=self._widest(),
-                begin=query_tile(self),
-                load_queries=self.load("own", "query", "ROWS", "first", "queries"),
-                seen=seen_keys(self),
-                load_keys=self.load("passing", "key", "COLUMNS", "start", "keys"),
-                scores=self.dot("score", "own", "passing", self.row),
-                is_hidden=self.is_hidden("(first + group * OWN + r)", "(start + lane + c * LANES)"),
-                load_values=self.load("passing", "value", "COLUMNS", "start", "keys"),
-                add=self.accumulate("result", "weights", "passing", self.value_row),
-            )
-        ]
+        return {
+            "head": self.head(FORWARD, (*inputs, ("out", form.computed, False))),
+            "widest": self._widest(),
+            "begin": query_tile(self),
+            "load_queries": self.load("own", "query", "ROWS", "first", "queries"),
+            "seen": seen_keys(self),
+            "load_keys": self.load("passing", "key", "COLUMNS", "start", "keys"),
+            "scores": self.dot("score", "own", "passing", self.row),
+            "is_hidden": self.is_hidden("(first + group * OWN + r)", "(start + lane + c * LANES)"),
+            "load_values": self.load("passing", "value", "COLUMNS", "start", "keys"),
+            "add": self.accumulate("result", "weights", "passing", self.value_row),
+            "rows": "queries",
+            "out_at": f"(place * queries + row) * {form.value_dim + 1}",
+            "element": "result[r][e] / by",
+            "leave_level": self.filled(_LEVEL),
+        }
 
+
+_LEVEL = """
+const $T most = top[r] <= $lowest ? $lowest : top[r];
+if (lane == 0) out[at + $value_dim] = whole == 0 ? $hidden : $log(whole) + most;
+"""
 
 _FORWARD = """
 $head {
@@ -101,13 +111,13 @@ $head {
     for (int r = 0; r < OWN; ++r) {
         const int row = first + group * OWN + r;
         const $T whole = total_over_lanes(sum[r]$exchange_argument);
-        const $T by = whole == 0 ? 1 : whole, most = top[r] <= $lowest ? $lowest : top[r];
-        if (row >= queries) continue;
-        const position at = (place * queries + row) * $width;
+        const $T by = whole == 0 ? 1 : whole;
+        if (row >= $rows) continue;
+        const position at = $out_at;
         $unroll
         for (int e = 0; e < $value_per_lane; ++e)
-            if ($value_column < $value_dim) out[at + $value_column] = result[r][e] / by;
-        if (lane == 0) out[at + $value_dim] = whole == 0 ? $hidden : $log(whole) + most;
+            if ($value_column < $value_dim) out[at + $value_column] = $element;
+        $leave_level
     }
 }
 """

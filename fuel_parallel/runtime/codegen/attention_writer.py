@@ -61,6 +61,10 @@ class Form:
         """The dtype of arithmetic, and of results."""
         return dtypes.float32 if dtypes.is_half(self.dtype) else self.dtype
 
+    def stored_dtypes(self) -> tuple[DType, ...]:
+        """The dtypes of arrays in memory."""
+        return self.dtype, self.computed
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -134,7 +138,7 @@ class AttentionWriter:
     def source(self) -> str:
         """The whole source."""
         dialect = self.dialect
-        halves = [dialect.halves.strip()] if dtypes.is_half(self.form.dtype) else []
+        halves = [dialect.halves.strip()] if any(map(dtypes.is_half, self.form.stored_dtypes())) else []
         head = f"typedef {dialect.types[dtypes.int64]} position;\n{defines(self.tiling, self.form.computed)}"
         lanes = [self.filled(_LANES, name=name, combined=text, **self._shuffle()) for name, text in _OVER_LANES]
         return "\n\n".join([dialect.preamble.strip(), *halves, head, *lanes, *self.kernels()]) + "\n"
@@ -174,7 +178,7 @@ class AttentionWriter:
     def load(self, tile: str, array: str, rows: str, first: str, count: str) -> str:
         """The loop that fills a tile of `rows` with an input from row `first` of `count` on; queries are scaled."""
         row = self.value_row if array in ("value", "toward") else self.row
-        text = f"{array}[{array}_base + $at * {array}_row + c]"
+        text = f"{array}[{array}_base + (position)$row * {array}_row + c]"
         if dtypes.is_half(self.form.dtype) and array != "toward":
             text = f"load_{self.form.dtype.name}({text})"
         return load(tile, rows, row, text + (" * scale" if array == "query" else ""), first, count)

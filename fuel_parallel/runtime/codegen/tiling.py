@@ -102,9 +102,9 @@ for (int i = thread; i < $rows * $depth; i += THREADS) {
 
 
 def load(tile: str, rows: str, row: Row, element: str, first: str, count: str) -> str:
-    """The loop that fills a tile from row `first` of `count` on. `element` is that of the row `at` and column `c`."""
+    """The loop that fills a tile from row `first` of `count` on. `element` is that of `$row` and the column c."""
     there = f"{first} + r < {count}" + (f" && c < {row.dim}" if row.depth > row.dim else "")
-    value = element.replace("$at", f"(position)({first} + r)")
+    value = element.replace("$row", f"({first} + r)")
     sizes = {"depth": row.depth, "stride": row.stride}
     return filled(_LOAD, {"tile": tile, "rows": rows, **sizes, "there": there, "value": value})
 

@@ -40,6 +40,7 @@ class HostCupy:
         self.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: self.device, is_hip=is_hip))
 
     asarray = staticmethod(np.asarray)
+    zeros = staticmethod(np.zeros)
     ascontiguousarray = staticmethod(np.ascontiguousarray)
 
     @staticmethod

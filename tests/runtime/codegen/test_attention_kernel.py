@@ -9,16 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuel_parallel.errors import IndexingError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Spec
 from fuel_parallel.lazy.ops.attention import ATTENTION, ATTENTION_BACKWARD
+from fuel_parallel.lazy.ops.paged_attention import PAGED_ATTENTION
 from fuel_parallel.runtime.codegen.attention_backward import BackwardWriter
 from fuel_parallel.runtime.codegen.attention_forward import ForwardWriter
+from fuel_parallel.runtime.codegen.attention_paged import PagedForm, PagedWriter
 from fuel_parallel.runtime.codegen.attention_writer import Form, source_for
 from fuel_parallel.runtime.codegen.dialect import CUDA, OPENCL
 from fuel_parallel.runtime.codegen.expressions import Unsupported
 from fuel_parallel.runtime.codegen.launch import CUDA_OPTIONS
 from fuel_parallel.runtime.kernels import written_or_reason
+from tests.lazy.ops.test_paged_attention import Ragged
 
 DIMS = [(3, 2), (20, 24)]
 """Of keys and values."""
@@ -154,6 +158,49 @@ def test_heads_up_to_a_size_fit(writer, dialect, largest):
         source_for(writer, Form(dtypes.float32, largest + 1, largest + 1, True, 2), 1000, dialect)
 
 
+# Over pages.
+
+
+def by_pages(cupy, batch, keys, values, *scales):
+    """What the kernel gives for a batch, after a look that it agrees with the op on numpy."""
+    inputs = [batch.query, keys, values, batch.table, np.array(batch.lengths), batch.starts, *scales]
+    found = by_kernel(cupy, PAGED_ATTENTION, inputs, 0.4, tuple(batch.groups))
+    wanted = PAGED_ATTENTION.kernel(np, inputs, 0.4, tuple(batch.groups))
+    assert found.dtype == wanted.dtype
+    rtol = {8: 1e-11, 4: 3e-6, 2: 2e-2}[found.dtype.itemsize]
+    np.testing.assert_allclose(found.astype(float), wanted.astype(float), rtol=rtol, atol=rtol)
+    return found
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_batch_over_pages(host_cupy, data):
+    batch = Ragged(data.draw, even=data.draw(st.booleans()))
+    if batch.query.size:
+        by_pages(host_cupy, batch, batch.keys, batch.values)
+
+
+@given(data=st.data(), stored=st.sampled_from(["int8", "bfloat16"]), asked=st.sampled_from(["float32", "float16"]))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_pages_of_fewer_bits(host_cupy, data, stored, asked):
+    batch = Ragged(data.draw, dtype=getattr(dtypes, asked))
+    pages = [batch.keys, batch.values]
+    scales = [np.abs(x[..., 0]).astype(np.float32) for x in pages] if stored == "int8" else []
+    pages = [np.round(x * 40).clip(-127, 127) for x in pages] if scales else pages
+    if batch.query.size:
+        by_pages(host_cupy, batch, *(x.astype(getattr(dtypes, stored)) for x in pages), *scales)
+
+
+def test_a_page_or_token_that_is_not_there_is_the_user_s_error(host_cupy):
+    pages, query = np.ones((2, 4, 1, 3)), np.ones((2, 1, 3))
+    run = [query, pages, pages, np.array([[5]]), np.array([3]), np.array([0, 2])]
+    with pytest.raises(IndexingError, match="there is no page 5"):
+        by_kernel(host_cupy, PAGED_ATTENTION, run, 1.0, None)
+    run[3:5] = np.array([[1]]), np.array([1])
+    with pytest.raises(ShapeError, match="sequence 0 has 2 query tokens, 1 tokens"):
+        by_kernel(host_cupy, PAGED_ATTENTION, run, 1.0, None)
+
+
 # What CUDA's compiler makes of them. It needs no driver.
 
 
@@ -186,11 +233,20 @@ def test_nvrtc_takes_the_source(form, piece, architectures):
     entries = {ForwardWriter: ["attention"], BackwardWriter: ["attention_of_queries", "attention_of_keys"]}
     for writer, names in entries.items():
         for architecture in architectures:
-            ptx = ptx_of(source_for(writer, form, 1000, CUDA).text, architecture)
-            assert re.findall(r"\.entry (\w+)", ptx) == names
-            # Tiles are read 16 bytes at a time, and what a thread has is in registers.
-            assert f"ld.shared.{piece}" in ptx
-            assert "local" not in ptx
-            tiles = re.findall(r"\.shared \.align 16 \.b8 _ZZ\d+([a-z_]+)E\d+\w+\[(\d+)\]", ptx)
-            for name in names:
-                assert 1024 < sum(int(nbytes) for kernel, nbytes in tiles if kernel == name) <= CUDA.shared_bytes
+            check_ptx(ptx_of(source_for(writer, form, 1000, CUDA).text, architecture), names, piece)
+
+
+@pytest.mark.parametrize("stored", [dtypes.float32, dtypes.int8, dtypes.bfloat16], ids=str)
+def test_nvrtc_takes_the_source_over_pages(stored):
+    form = PagedForm(dtypes.bfloat16, 128, 128, False, None, stored, 16)
+    check_ptx(ptx_of(source_for(PagedWriter, form, 8, CUDA).text, "compute_90"), ["paged_attention"], "v4.f32")
+
+
+def check_ptx(ptx, names, piece):
+    """Tiles are read 16 bytes at a time and fit into a block's memory; what a thread has is in registers."""
+    assert re.findall(r"\.entry (\w+)", ptx) == names
+    assert f"ld.shared.{piece}" in ptx
+    assert "local" not in ptx
+    tiles = re.findall(r"\.shared \.align 16 \.b8 _ZZ\d+([a-z_]+)E\d+\w+\[(\d+)\]", ptx)
+    for name in names:
+        assert 1024 < sum(int(nbytes) for kernel, nbytes in tiles if kernel == name) <= CUDA.shared_bytes
