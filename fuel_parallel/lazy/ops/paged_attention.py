@@ -6,7 +6,8 @@ other, those of one sequence at the end of its context. What says where things l
 stays in host memory on every device, since the host makes it.
 
 Keys are taken in blocks of pages that fit a core's cache, where they are copied together and cast; pages that follow
-each other in memory are used where they are. The softmax is kept online, as in `attention`.
+each other in memory are used where they are. The softmax is kept online, as in `attention`. On a GPU this is one kernel
+in C.
 """
 
 from __future__ import annotations

@@ -186,13 +186,12 @@ $head {
     $unroll
     for (int r = 0; r < OWN; ++r) {
         const int row = first + group * OWN + r;
-        if (row >= keys) continue;
         $unroll
         for (int e = 0; e < $per_lane; ++e)
-            if ($column < $dim) out[keys_at + (place * keys + row) * $dim + $column] = $key_element;
+            if (row < keys && $column < $dim) out[keys_at + (place * keys + row) * $dim + $column] = $key_element;
         $unroll
         for (int e = 0; e < $value_per_lane; ++e)
-            if ($value_column < $value_dim)
+            if (row < keys && $value_column < $value_dim)
                 out[values_at + (place * keys + row) * $value_dim + $value_column] = $value_element;
     }
 }

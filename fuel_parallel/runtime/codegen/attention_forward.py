@@ -112,12 +112,13 @@ $head {
         const int row = first + group * OWN + r;
         const $T whole = total_over_lanes(sum[r]$exchange_argument);
         const $T by = whole == 0 ? 1 : whole;
-        if (row >= $rows) continue;
-        const position at = $out_at;
-        $unroll
-        for (int e = 0; e < $value_per_lane; ++e)
-            if ($value_column < $value_dim) out[at + $value_column] = $element;
-        $leave_level
+        if (row < $rows) {
+            const position at = $out_at;
+            $unroll
+            for (int e = 0; e < $value_per_lane; ++e)
+                if ($value_column < $value_dim) out[at + $value_column] = $element;
+            $leave_level
+        }
     }
 }
 """

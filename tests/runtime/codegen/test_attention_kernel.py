@@ -9,11 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuel_parallel import backends
+from fuel_parallel.backends.numpy_backend import NumpyBackend
 from fuel_parallel.errors import IndexingError, ShapeError
 from fuel_parallel.lazy import dtypes
-from fuel_parallel.lazy.node import Spec
-from fuel_parallel.lazy.ops.attention import ATTENTION, ATTENTION_BACKWARD
+from fuel_parallel.lazy.node import Spec, data_node
+from fuel_parallel.lazy.ops.attention import ATTENTION, ATTENTION_BACKWARD, extended_attention
 from fuel_parallel.lazy.ops.paged_attention import PAGED_ATTENTION
+from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.runtime.codegen.attention_backward import BackwardWriter
 from fuel_parallel.runtime.codegen.attention_forward import ForwardWriter
 from fuel_parallel.runtime.codegen.attention_paged import PagedForm, PagedWriter
@@ -21,7 +24,7 @@ from fuel_parallel.runtime.codegen.attention_writer import Form, source_for
 from fuel_parallel.runtime.codegen.dialect import CUDA, OPENCL
 from fuel_parallel.runtime.codegen.expressions import Unsupported
 from fuel_parallel.runtime.codegen.launch import CUDA_OPTIONS
-from fuel_parallel.runtime.kernels import written_or_reason
+from fuel_parallel.runtime.kernels import kernel_of, written_or_reason
 from tests.lazy.ops.test_paged_attention import Ragged
 
 DIMS = [(3, 2), (20, 24)]
@@ -156,6 +159,24 @@ def test_heads_up_to_a_size_fit(writer, dialect, largest):
         assert "atomic" not in source_for(writer, Form(dtypes.float32, dim, dim, True, 2), 1000, dialect).text
     with pytest.raises(Unsupported, match=f"heads of {largest + 1} and {largest + 1} float32 are too large for tiles"):
         source_for(writer, Form(dtypes.float32, largest + 1, largest + 1, True, 2), 1000, dialect)
+
+
+class Compiling(NumpyBackend):
+    """Runs every op by the registry, as CuPy does, and compiles."""
+
+    dialect = "cuda"
+
+
+def test_the_kernel_in_c_comes_before_that_of_the_registry(monkeypatch):
+    monkeypatch.setitem(backends._found, "cuda:77", Compiling())
+    for dim, declined in ((8, False), (5000, True)):
+        query = Spec((2, 4, dim), dtypes.float64, "cuda:77")
+        extended = extended_attention([Tensor(data_node(None, query))] * 3, False, 1.0).node
+        assert (extended.attrs, extended.spec.shape) == ((False, 1.0, False), (2, 4, dim + 1))
+        inputs = [query, extended.spec, query, query, query]
+        for op, specs, attrs in ((ATTENTION, inputs[2:], extended.attrs), (ATTENTION_BACKWARD, inputs, (False, 1.0))):
+            kernel = kernel_of(op, specs, attrs, op.infer(tuple(specs), *attrs))
+            assert (kernel is op.kernel) == declined
 
 
 # Over pages.
