@@ -95,7 +95,7 @@ class PagedWriter(ForwardWriter):
         return super().parts() | {
             "head": self._head(),
             "begin": self.filled(_BEGIN, dim=form.dim, page=form.page),
-            "load_queries": load("own", "ROWS", self.row, f"{query} * scale", "first", "rows"),
+            "load_queries": load("own", "ROWS", self.row, f"{query} * scale", "first", "rows", self.words),
             "seen": "const int last = first + ROWS < rows ? first + ROWS : rows;\n"
             "const int seen = (last - 1) / served + keys - queries + 1;",
             "load_keys": self._load("keys"),
@@ -114,7 +114,7 @@ class PagedWriter(ForwardWriter):
             element = f"load_{stored.name}({element})"
         if stored == dtypes.int8:
             element = f"{element} * scales_of_{array}[SLOT($row)]"
-        return load("passing", "COLUMNS", self.row, f"({self.words['T']})({element})", "start", "keys")
+        return load("passing", "COLUMNS", self.row, f"({self.words['T']})({element})", "start", "keys", self.words)
 
     def _head(self) -> str:
         dialect, form = self.dialect, self.form

@@ -181,7 +181,7 @@ class AttentionWriter:
         text = f"{array}[{array}_base + (position)$row * {array}_row + c]"
         if dtypes.is_half(self.form.dtype) and array != "toward":
             text = f"load_{self.form.dtype.name}({text})"
-        return load(tile, rows, row, text + (" * scale" if array == "query" else ""), first, count)
+        return load(tile, rows, row, text + (" * scale" if array == "query" else ""), first, count, self.words)
 
     def stored(self, text: str) -> str:
         """A value as an element of an input's cotangent."""

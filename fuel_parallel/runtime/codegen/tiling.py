@@ -94,6 +94,7 @@ def filled(template: str, words: Mapping[str, object]) -> str:
 
 
 _LOAD = """
+$unroll 8
 for (int i = thread; i < $rows * $depth; i += THREADS) {
     const int r = i / $depth, c = i % $depth;
     $tile[r * $stride + c] = $there ? $value : 0;
@@ -101,12 +102,15 @@ for (int i = thread; i < $rows * $depth; i += THREADS) {
 """
 
 
-def load(tile: str, rows: str, row: Row, element: str, first: str, count: str) -> str:
-    """The loop that fills a tile from row `first` of `count` on. `element` is that of `$row` and the column c."""
+def load(tile: str, rows: str, row: Row, element: str, first: str, count: str, words: Mapping[str, object]) -> str:
+    """The loop that fills a tile from row `first` of `count` on. `element` is that of `$row` and the column c.
+
+    Several elements are under way at one time.
+    """
     there = f"{first} + r < {count}" + (f" && c < {row.dim}" if row.depth > row.dim else "")
     value = element.replace("$row", f"({first} + r)")
     sizes = {"depth": row.depth, "stride": row.stride}
-    return filled(_LOAD, {"tile": tile, "rows": rows, **sizes, "there": there, "value": value})
+    return filled(_LOAD, {**words, "tile": tile, "rows": rows, **sizes, "there": there, "value": value})
 
 
 _DOT = """
