@@ -1,11 +1,12 @@
 """The interface between the runtime and a kind of device.
 
-A backend is arrays, an array module that computes on them, and copies. How an op is computed follows from three things
-that a backend says of itself, and is decided when a plan is made:
+A backend is arrays, an array module that computes on them, and copies. How an op is computed follows from what it
+says of itself, and is decided when a plan is made:
 
-1. by its kernel of the registry on `array_module`, if the backend `runs` it there;
-2. by a generated kernel, if the backend has a C dialect and the op an expression in it;
-3. on the host otherwise, between two Copy steps of the plan.
+1. by a kernel that is written for the op in C, if there is one and the backend has a dialect;
+2. by its kernel of the registry on `array_module`, if the backend `runs` it there;
+3. by a generated kernel, if the backend has a dialect and the op an expression in it;
+4. on the host otherwise, between two Copy steps of the plan.
 
 A package adds a backend by an entry point of the group `fuel_parallel.backends`, whose name is the kind of device and
 whose value is a `Backend`.

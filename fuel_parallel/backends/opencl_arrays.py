@@ -161,11 +161,13 @@ class OpenClModule:
             cl.enqueue_copy(self.queue, result.buffer, x.buffer, byte_count=x.nbytes)
         return result
 
-    def asarray(self, x: Array) -> Array:
+    def asarray(self, x: Array | np.ndarray[Any, Any]) -> Array:
+        """The array itself; the values of one of the host."""
+        return x if isinstance(x, Array) else self.put(x)
+
+    def ascontiguousarray(self, x: Array) -> Array:
         """The array itself."""
         return x
-
-    ascontiguousarray = asarray
 
     # Functions that move elements.
 

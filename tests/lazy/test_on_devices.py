@@ -19,10 +19,10 @@ from fuel_parallel.runtime.plan import make_plan
 DEVICES = ("cpu", "plain:0", "abacus:0", "opencl:0")
 
 ON_HOST = {
-    "all", "any", "argmax", "argmin", "argsort", "astype", "attention", "attention_backward", "cholesky",
+    "all", "any", "argmax", "argmin", "argsort", "astype", "cholesky",
     "complex_expm1", "complex_tanh", "copy_pages", "cumulative_prod", "cumulative_sum", "det", "eigh", "eigvalsh",
     "fft", "grouped_matmul", "grouped_outer", "ifft", "imag", "index_add", "index_update", "inv", "irfft", "nll",
-    "nll_backward", "paged_attention", "pinv", "prod", "qr", "rfft", "searchsorted", "slogdet", "solve", "svd",
+    "nll_backward", "pinv", "prod", "qr", "rfft", "searchsorted", "slogdet", "solve", "svd",
     "svdvals", "tril", "triu", "write_pages",
 }  # fmt: skip
 """Cases that OpenCL does not compute itself; `index` with several axes too. That of `astype` is about complex."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -39,6 +40,7 @@ class HostCupy:
         self.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: self.device, is_hip=is_hip))
 
     asarray = staticmethod(np.asarray)
+    zeros = staticmethod(np.zeros)
     ascontiguousarray = staticmethod(np.ascontiguousarray)
 
     @staticmethod
@@ -79,7 +81,7 @@ def compiled(source: str, folder: Path) -> ctypes.CDLL:
     path = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:24]}.cpp"
     library = path.with_suffix(".so")
     if not library.exists():
-        entries = [name for name in ("region", "region_finish") if f" {name}(" in source]
+        entries = re.findall(r"__global__ void [^{]*?(\w+)\(const", source)
         runners = [
             f'extern "C" void run_{name}(unsigned blocks, unsigned threads, void** arguments) {{\n'
             f"    run_grid([](void** a) {{ call({name}, a); }}, blocks, threads, arguments);\n}}"
@@ -102,11 +104,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def on_host(folder: Path) -> Runner:
+def on_host(host_cupy: HostCupy) -> Runner:
     """A function that runs a program as a generated kernel on the host, and gives its outputs."""
-    if COMPILER is None:
-        pytest.skip("no C++ compiler: neither g++ nor clang++ is installed")
-    cupy = HostCupy(folder)
+    cupy = host_cupy
 
     def run(program: Program, arrays: list[Any], limits: Limits | None = None) -> list[Any]:
         outputs = [cupy.empty(shape, program.dtype_of(register)) for register, shape in program.outputs]
@@ -117,6 +117,14 @@ def on_host(folder: Path) -> Runner:
         return outputs
 
     return run
+
+
+@pytest.fixture(scope="session")
+def host_cupy(folder: Path) -> HostCupy:
+    """Compiles and runs kernels on the host."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler: neither g++ nor clang++ is installed")
+    return HostCupy(folder)
 
 
 @pytest.fixture
