@@ -28,7 +28,8 @@ from types import CodeType, EllipsisType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from fuel_parallel.errors import RealizeError
+from fuel_parallel.backends import hops
+from fuel_parallel.errors import DeviceError, RealizeError
 from fuel_parallel.lazy.dtypes import ALL, DType
 
 Shape = tuple[int, ...]
@@ -230,11 +231,38 @@ def apply(op: Op, inputs: tuple[Node, ...], *attrs: Any) -> Node:
     spec = _inferred.get(key)
     if spec is None:
         specs = key[2:]
-        spec = op.infer(specs, *attrs) if op.variadic else op.infer(*specs, *attrs)
+        try:
+            spec = op.infer(specs, *attrs) if op.variadic else op.infer(*specs, *attrs)
+        except DeviceError:
+            together = _on_one_device(inputs)
+            if together is None:
+                raise
+            return apply(op, together, *attrs)
         if len(_inferred) >= _INFERRED_LIMIT:
             _inferred.clear()
         _inferred[key] = spec
     return Node(op, inputs, attrs, spec, None, script_line())
+
+
+gathering: ContextVar[tuple[tuple[str, ...], ...]] = ContextVar("gathering", default=())
+"""The devices of the groups in whose `with` blocks this thread is: operands are copied to the first that any is on."""
+
+
+def _on_one_device(inputs: tuple[Node, ...]) -> tuple[Node, ...] | None:
+    """The operands, copied to one device as a group of devices says; None where none does."""
+    found = {node.spec.device for node in inputs}
+    for devices in reversed(gathering.get()):
+        if found <= set(devices):
+            device = min(found, key=devices.index)
+            return tuple(copied(node, device) for node in inputs)
+    return None
+
+
+def copied(node: Node, device: str) -> Node:
+    """A node's value on another device, through the host between two vendors."""
+    for stop in hops(node.spec.device, device):
+        node = apply(OPS["copy"], (node,), stop)
+    return node
 
 
 def data_node(value: Any, spec: Spec) -> Node:

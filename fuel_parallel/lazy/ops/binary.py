@@ -100,7 +100,10 @@ def check_same_device(function: str, *specs: Spec) -> None:
     devices = {spec.device for spec in specs}
     if len(devices) > 1:
         named = " and ".join(sorted(devices))
-        raise DeviceError(f"{function}: operands are on {named}; move them to one device with x.to_device(...)")
+        raise DeviceError(
+            f"{function}: operands are on {named}; move them to one device with x.to(...), or say `with group:` of a "
+            "DeviceGroup of these devices, which copies them"
+        )
 
 
 # Arithmetic.

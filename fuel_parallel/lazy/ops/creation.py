@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.backends import backend_of, check_device, device_of_dlpack, hops, move
+from fuel_parallel.backends import backend_of, check_device, device_of_dlpack, move
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
-from fuel_parallel.lazy.node import ZERO, Node, Op, Shape, Spec, apply, data_node, define
+from fuel_parallel.lazy.node import ZERO, Node, Op, Shape, Spec, apply, copied, data_node, define
 from fuel_parallel.lazy.tensor import Scalar, Tensor
 
 
@@ -472,9 +472,7 @@ def to_device(x: Tensor, device: str | None) -> Tensor:
     """
     if device is None or device == x.device:
         return x
-    node = x.node
-    for stop in hops(x.device, check_device(device)):
-        node = apply(COPY, (node,), stop)
+    node = copied(x.node, check_device(device))
     return x if node is x.node else Tensor(node)
 
 
