@@ -88,6 +88,24 @@ def _binomial(members: Sequence[int]) -> list[list[tuple[int, int]]]:
     return [[(members[i + span], members[i]) for i in range(0, n - span, 2 * span)] for span in spans]
 
 
+def meetings(size: int) -> Order:
+    """Each device to each other one, so that neighbours in the list have no device in common where that can be.
+
+    Both ways at once, in rounds in which each device meets one other: the circle method of tournaments.
+
+    >>> meetings(3)
+    ((1, 2), (2, 1), (2, 0), (0, 2), (0, 1), (1, 0))
+    """
+    ring = size - 1 + size % 2
+    found: list[tuple[int, int]] = []
+    for n in range(ring):
+        pairs = [((n + k) % ring, (n - k) % ring) for k in range(1, ring // 2 + 1)]
+        if ring < size:
+            pairs.append((n, ring))
+        found += [hop for a, b in pairs for hop in ((a, b), (b, a))]
+    return tuple(found)
+
+
 class ByOrder(Generic[T]):
     """Collectives over a combining order. Those that end on one device return a list of one."""
 
@@ -149,12 +167,9 @@ class ByParts(ByOrder[T]):
         n = len(self.devices)
         cut = [self.hands.cut(x, n) for x in xs]
         held = [cut[i][i] for i in range(n)]
-        # In each round every device sends and receives once; each part is combined beginning with its own device.
-        for shift in range(1, n):
-            for source in range(n):
-                target = (source + shift) % n
-                there = self._moved(cut[source][target], self.devices[target])
-                held[target] = self.hands.combine(held[target], there)
+        for source, target in meetings(n):
+            there = self._moved(cut[source][target], self.devices[target])
+            held[target] = self.hands.combine(held[target], there)
         return [self.hands.finish(x) for x in held]
 
     def all_gather(self, xs: Sequence[T], to_all: bool) -> list[T]:
@@ -163,9 +178,8 @@ class ByParts(ByOrder[T]):
             return super().all_gather(xs, to_all)
         n = len(self.devices)
         there: list[dict[str, T]] = [{device: x} for device, x in zip(self.devices, xs, strict=True)]
-        for shift in range(1, n):
-            for source in range(n):
-                self._spread(there[source], self.devices[source], self.devices[(source + shift) % n])
+        for source, target in meetings(n):
+            self._spread(there[source], self.devices[source], self.devices[target])
         joined: dict[str, T] = {}
         for device in self.devices:
             if device not in joined:

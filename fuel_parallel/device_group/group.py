@@ -59,8 +59,8 @@ class DeviceGroup:
         devices: Their names.
         topology: What copies between them take. A device that is not in it is taken to hang on PCIe.
         algorithm: `fold`, `tree` or `parts` for all collectives (see `fuel_parallel.device_group.algorithms`), or
-            `auto` for the one that takes least by `fuel_parallel.topology.work_cost`. Devices, topology and sizes decide
-            alone, so results have the same bits on every run.
+            `auto` for the one that takes least by `fuel_parallel.topology.work_cost`. Devices, topology and sizes
+            alone decide, so results have the same bits on every run.
 
     Raises `DeviceError` for a device that cannot be used, `ArgumentError` for none at all, or an unknown algorithm.
     Every method raises `ArgumentError` unless there is one shard for each device, and `DeviceError` unless shard i lies
@@ -123,7 +123,9 @@ class DeviceGroup:
         """
         self._check("all_reduce", shards, to, same_shape=True)
         hands = self._combining("all_reduce", shards, op, None)
-        return self._deliver(self._by("all_reduce", shards, to, hands, self.devices).all_reduce(shards, to == "all"), to)
+        return self._deliver(
+            self._by("all_reduce", shards, to, hands, self.devices).all_reduce(shards, to == "all"), to
+        )
 
     @overload
     def all_gather(self, shards: Sequence[Tensor], dim: int = ..., *, to: Literal["leader"] = ...) -> Tensor: ...
@@ -135,7 +137,9 @@ class DeviceGroup:
         """The shards one after the other along `dim`, where their extents may differ: on the leader, or on each."""
         self._check("all_gather", shards, to)
         hands = Tensors(ft.add, 0, dim)
-        return self._deliver(self._by("all_gather", shards, to, hands, self.devices).all_gather(shards, to == "all"), to)
+        return self._deliver(
+            self._by("all_gather", shards, to, hands, self.devices).all_gather(shards, to == "all"), to
+        )
 
     def reduce_scatter(self, shards: Sequence[Tensor], op: ReduceOp = ReduceOp.SUM, dim: int = 0) -> list[Tensor]:
         """All shards combined, and of that on device i part i along `dim`, as `partition` cuts."""

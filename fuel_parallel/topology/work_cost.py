@@ -22,7 +22,7 @@ MEMORY_MB_S = {"cpu": 20_000.0}
 """What operations read and write, by kind of device: two cores of a server, with numpy."""
 
 OTHER_MEMORY_MB_S = 500_000.0
-"""The same of devices with memory of their own: that of a small GPU. A large one has the tenfold; links are slower yet."""
+"""The same of devices with memory of their own: that of a small GPU. Of large ones it is more; links are slower yet."""
 
 HOST: DeviceId = "cpu"
 """The device that copies between two vendors pass through."""
