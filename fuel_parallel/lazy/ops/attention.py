@@ -123,7 +123,6 @@ def check_attention(name: str, query: Tensor, key: Tensor, value: Tensor, mask: 
 
 def _infer_attention(inputs: tuple[Spec, ...], causal: builtins.bool, scale: float) -> Spec:
     query, key, value = inputs[:3]
-    binary.check_same_device("scaled_dot_product_attention", *inputs)
     return Spec((*query.shape[:-1], width(query, key, value)), query.dtype, query.device)
 
 
