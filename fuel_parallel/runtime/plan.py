@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuel_parallel.lazy.node import Attrs, Op, Spec
+from fuel_parallel.lazy.ops.creation import COPY
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.calls import expand_calls
@@ -63,18 +64,29 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     memory: MemoryPlan
+    leaf_devices: tuple[str, ...] = ()
+
+    def device_of(self, slot: int) -> str:
+        """The device on which a slot's value lies."""
+        first = self.leaves + len(self.constants)
+        if slot >= first:
+            return self.steps[slot - first].spec.device
+        return self.leaf_devices[slot] if slot < self.leaves else "cpu"
 
     def __str__(self) -> str:
         counts = f"{self.leaves} leaves, {len(self.constants)} constants, {len(self.steps)} steps"
         lines = [f"plan: {counts}, {len(self.outputs)} outputs, arena of {self.memory.arena_bytes} bytes"]
         for step in self.steps:
             inputs = ", ".join(f"%{i}" for i in step.inputs)
-            lines.append(f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{_where(step)}{_remarks(step)}")
+            lines.append(
+                f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{self._where(step)}{_remarks(step)}"
+            )
         return "\n".join(lines)
 
-
-def _where(step: Step) -> str:
-    return "" if step.spec.device == "cpu" else f" on {step.spec.device}"
+    def _where(self, step: Step) -> str:
+        if step.op is COPY:
+            return f" from {self.device_of(step.inputs[0])} to {step.spec.device}"
+        return "" if step.spec.device == "cpu" else f" on {step.spec.device}"
 
 
 def _remarks(step: Step) -> str:
@@ -134,7 +146,8 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 kernel or op.kernel,
             )
         )
-    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory)
+    leaf_devices = tuple(spec.device for spec in graph.leaves)
+    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory, leaf_devices)
 
 
 class PlanCache:
