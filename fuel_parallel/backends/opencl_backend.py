@@ -31,6 +31,7 @@ class OpenClBackend(Backend):
     """
 
     dialect = "opencl"
+    views = False
 
     @classmethod
     def count(cls) -> int:

@@ -33,7 +33,8 @@ class Step:
     """One kernel: reads the slots `inputs`, writes `output`, then lets go of the slots `dies`.
 
     One that `goes_on` has started, when it is over; a later step has it among those it `finishes` first. With `reuses`
-    it may leave its result in the memory of its input; one that `updates` may write over its first input.
+    it may leave its result in the memory of its input; one that `updates` may write over its first input. The result
+    of one that `keeps` is the same in every run: the plan keeps that of the first.
 
     `origin` is the place of the node it comes from among the computed nodes, for messages. `places` say where its
     results go; without any, the kernel makes its own memory.
@@ -51,6 +52,7 @@ class Step:
     goes_on: bool = False
     reuses: bool = False
     updates: bool = False
+    keeps: bool = False
     kernel: Kernel = field(default=_no_kernel, compare=False, repr=False)
     """The function that computes it on its device, called as `Op.kernel` is."""
 
@@ -65,6 +67,8 @@ class Plan:
     outputs: tuple[int, ...]
     memory: MemoryPlan
     leaf_devices: tuple[str, ...] = ()
+    kept: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a run left for the next ones, by slot: constants where a device needs them."""
 
     def device_of(self, slot: int) -> str:
         """The device on which a slot's value lies."""
@@ -98,6 +102,8 @@ def _remarks(step: Step) -> str:
         remarks.append(f"in {', '.join(buckets)}")
     if step.reuses or step.updates:
         remarks.append("in place")
+    if step.keeps:
+        remarks.append("kept")
     if step.goes_on:
         remarks.append("goes on")
     if step.dies:
@@ -143,6 +149,7 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 n in ends,
                 n in reusing,
                 n in memory.updates,
+                i.op is COPY and len(graph.leaves) <= i.inputs[0] < graph.first and output not in kept,
                 kernel or op.kernel,
             )
         )
