@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import threading
 import types
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ class Stream:
         self.waits = 0
 
     def add(self, work):
+        if sys.is_finalizing():  # a plan that is kept holds memory to the end
+            return
         with _lock:
             self.queue.append(work)
 
