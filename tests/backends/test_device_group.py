@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpt_on_devices import OnDevices
+from gpt_on_devices import OnDevices, train, windows
+from train_gpt import Config
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
@@ -136,6 +137,13 @@ def test_mistakes_are_named(make: Any, error: type[FuelError], text: str) -> Non
 
 
 def test_a_gpt_learns_the_same_on_any_devices(opencl: str) -> None:
-    alone = OnDevices(fp.DeviceGroup(["cpu"])).train(3)
-    mixed = OnDevices(fp.DeviceGroup(["cpu", opencl])).train(3)
-    assert mixed == pytest.approx(alone, rel=1e-10)
+    config = Config(vocabulary=12, dim=16, layers=1, heads=4, context=6, dtype="float64")
+    text = np.arange(60) * 7 % 12
+
+    def losses(group: fp.DeviceGroup) -> list[float]:
+        return train(OnDevices(config, group), windows(text, 6, 2, 3, 0), 0.5)
+
+    alone = losses(fp.DeviceGroup(["cpu"]))
+    for algorithm in ("auto", "parts"):
+        group = fp.DeviceGroup(["cpu", opencl], algorithm=algorithm)  # type: ignore[arg-type]
+        assert losses(group) == pytest.approx(alone, rel=1e-10)
