@@ -147,7 +147,7 @@ COUNT = click.IntRange(min=1)
 @click.option("--layers", type=COUNT, default=2)
 @click.option("--heads", type=COUNT, default=4)
 @click.option("--context", type=COUNT, default=16, help="Characters that the model looks back.")
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.5)
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=0.1)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0)
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32")
 def prepare(

@@ -202,7 +202,7 @@ class DeviceGroup:
         self, collective: str, xs: Sequence[Tensor], to: str, hands: Tensors, devices: tuple[str, ...]
     ) -> ByOrder[Tensor]:
         sizes = tuple(x.node.spec.nbytes for x in xs)
-        name = self.algorithm
+        name: str = self.algorithm
         if name == "auto":
             name = self._quickest(collective, sizes, to == "all", devices)
         return self._made(name, hands, devices, max(sizes))
@@ -221,7 +221,7 @@ class DeviceGroup:
 
     def _find_quickest(self, collective: str, sizes: tuple[int, ...], to_all: bool, devices: tuple[str, ...]) -> str:
         """The algorithm that takes least, the first of equals."""
-        times = {}
+        times: dict[str, float] = {}
         for name in get_args(Algorithm)[1:]:
             rehearsal = Rehearsal()
             made = self._made(name, rehearsal, devices, max(sizes))
