@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import sys
 import threading
 import types
 from contextlib import contextmanager
@@ -51,7 +50,7 @@ class Stream:
         self.waits = 0
 
     def add(self, work):
-        if sys.is_finalizing():  # a plan that is kept holds memory to the end
+        if _lock is None:  # a plan that is kept holds memory until the interpreter has let go of this module
             return
         with _lock:
             self.queue.append(work)
@@ -225,7 +224,7 @@ def _by_numpy(name):
     return method
 
 
-for _name in ("min", "any", "all", "argmax", "argmin", "conj"):
+for _name in ("min", "mean", "any", "all", "argmax", "argmin", "conj"):
     setattr(Array, _name, _by_numpy(_name))
 
 

@@ -114,6 +114,7 @@ def test_a_plan_can_be_read() -> None:
 
 
 def test_constants_cross_to_a_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(passes.VARIABLE, raising=False)
     with stand_in.installed(stand_in.StandInMemory("plain:0")):
         x = ft.asarray(np.arange(6.0)).to("plain:0").realize()
 
