@@ -50,6 +50,8 @@ class Stream:
         self.waits = 0
 
     def add(self, work):
+        if _lock is None:  # a plan that is kept holds memory until the interpreter has let go of this module
+            return
         with _lock:
             self.queue.append(work)
 
@@ -222,7 +224,7 @@ def _by_numpy(name):
     return method
 
 
-for _name in ("min", "any", "all", "argmax", "argmin", "conj"):
+for _name in ("min", "mean", "any", "all", "argmax", "argmin", "conj"):
     setattr(Array, _name, _by_numpy(_name))
 
 

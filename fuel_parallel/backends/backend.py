@@ -44,6 +44,8 @@ class Backend(ABC):
     """The C dialect of generated kernels, `cuda` or `opencl`; then the array module has `RawModule`, as CuPy has."""
     lacks: frozenset[str] = frozenset()
     """Names of dtypes in which generated kernels cannot compute."""
+    views: bool = True
+    """Whether an array in another order of dimensions is a view; else it is a copy in the order of its elements."""
     family: str = ""
     """Devices of one family copy to each other directly, others through the host; the kind of device if empty."""
     dlpack_device: tuple[int, int]

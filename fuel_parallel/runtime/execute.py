@@ -129,6 +129,8 @@ class _Run:
             return self._start(step, xp, arguments)
         if op.update is not None:
             return self._update(step, xp, arguments)
+        if step.keeps:
+            return self._kept(step, xp, arguments)
         if not step.places:
             return step.kernel(xp, arguments, *step.attrs) if op.variadic else step.kernel(xp, *arguments, *step.attrs)
         if op is REGION:
@@ -163,6 +165,12 @@ class _Run:
         update: Any = step.op.update
         update(xp, arguments, *step.attrs) if step.op.variadic else update(xp, *arguments, *step.attrs)
         return arguments[0]
+
+    def _kept(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
+        kept = self.plan.kept
+        if step.output not in kept:
+            kept[step.output] = step.kernel(xp, *arguments, *step.attrs)
+        return kept[step.output]
 
     def _progress(self) -> None:
         for _, pending in self.under_way.values():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuel_parallel.lazy.node import Attrs, Op, Spec
+from fuel_parallel.lazy.ops.creation import COPY
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.calls import expand_calls
@@ -32,7 +33,8 @@ class Step:
     """One kernel: reads the slots `inputs`, writes `output`, then lets go of the slots `dies`.
 
     One that `goes_on` has started, when it is over; a later step has it among those it `finishes` first. With `reuses`
-    it may leave its result in the memory of its input; one that `updates` may write over its first input.
+    it may leave its result in the memory of its input; one that `updates` may write over its first input. The result
+    of one that `keeps` is the same in every run: the plan keeps that of the first.
 
     `origin` is the place of the node it comes from among the computed nodes, for messages. `places` say where its
     results go; without any, the kernel makes its own memory.
@@ -50,6 +52,7 @@ class Step:
     goes_on: bool = False
     reuses: bool = False
     updates: bool = False
+    keeps: bool = False
     kernel: Kernel = field(default=_no_kernel, compare=False, repr=False)
     """The function that computes it on its device, called as `Op.kernel` is."""
 
@@ -63,18 +66,31 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     memory: MemoryPlan
+    leaf_devices: tuple[str, ...] = ()
+    kept: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a run left for the next ones, by slot: constants where a device needs them."""
+
+    def device_of(self, slot: int) -> str:
+        """The device on which a slot's value lies."""
+        first = self.leaves + len(self.constants)
+        if slot >= first:
+            return self.steps[slot - first].spec.device
+        return self.leaf_devices[slot] if slot < self.leaves else "cpu"
 
     def __str__(self) -> str:
         counts = f"{self.leaves} leaves, {len(self.constants)} constants, {len(self.steps)} steps"
         lines = [f"plan: {counts}, {len(self.outputs)} outputs, arena of {self.memory.arena_bytes} bytes"]
         for step in self.steps:
             inputs = ", ".join(f"%{i}" for i in step.inputs)
-            lines.append(f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{_where(step)}{_remarks(step)}")
+            lines.append(
+                f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{self._where(step)}{_remarks(step)}"
+            )
         return "\n".join(lines)
 
-
-def _where(step: Step) -> str:
-    return "" if step.spec.device == "cpu" else f" on {step.spec.device}"
+    def _where(self, step: Step) -> str:
+        if step.op is COPY:
+            return f" from {self.device_of(step.inputs[0])} to {step.spec.device}"
+        return "" if step.spec.device == "cpu" else f" on {step.spec.device}"
 
 
 def _remarks(step: Step) -> str:
@@ -86,6 +102,8 @@ def _remarks(step: Step) -> str:
         remarks.append(f"in {', '.join(buckets)}")
     if step.reuses or step.updates:
         remarks.append("in place")
+    if step.keeps:
+        remarks.append("kept")
     if step.goes_on:
         remarks.append("goes on")
     if step.dies:
@@ -131,10 +149,12 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 n in ends,
                 n in reusing,
                 n in memory.updates,
+                i.op is COPY and len(graph.leaves) <= i.inputs[0] < graph.first and output not in kept,
                 kernel or op.kernel,
             )
         )
-    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory)
+    leaf_devices = tuple(spec.device for spec in graph.leaves)
+    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory, leaf_devices)
 
 
 class PlanCache:

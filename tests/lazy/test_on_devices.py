@@ -10,20 +10,21 @@ import pytest
 import stand_in
 import third_party
 
+import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel import backends
 from fuel_parallel.errors import DeviceError
+from fuel_parallel.lazy.node import OPS
+from fuel_parallel.lazy.outline import outline
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.plan import make_plan
 
 DEVICES = ("cpu", "plain:0", "abacus:0", "opencl:0")
 
 ON_HOST = {
-    "all", "any", "argmax", "argmin", "argsort", "astype", "cholesky",
-    "complex_expm1", "complex_tanh", "copy_pages", "cumulative_prod", "cumulative_sum", "det", "eigh", "eigvalsh",
-    "fft", "grouped_matmul", "grouped_outer", "ifft", "imag", "index_add", "index_update", "inv", "irfft", "nll",
-    "nll_backward", "pinv", "prod", "qr", "rfft", "searchsorted", "slogdet", "solve", "svd",
-    "svdvals", "tril", "triu", "write_pages",
+    "argsort", "astype", "cholesky", "complex_expm1", "complex_tanh", "copy_pages", "det", "eigh", "eigvalsh", "fft",
+    "grouped_matmul", "grouped_outer", "ifft", "imag", "index_update", "inv", "irfft", "nll", "nll_backward", "pinv",
+    "qr", "rfft", "searchsorted", "slogdet", "solve", "svd", "svdvals", "write_pages",
 }  # fmt: skip
 """Cases that OpenCL does not compute itself; `index` with several axes too. That of `astype` is about complex."""
 
@@ -48,6 +49,21 @@ def test_value(case: Any, device: str) -> None:
         np.testing.assert_array_equal(found, wanted)
     else:
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_operands_on_two_devices_are_refused_or_copied_as_a_group_says(case: Any) -> None:
+    several = [n for n in range(len(case.inputs)) if n not in (OPS[case.op].on_host or ())]
+    if len(several) < 2:
+        pytest.skip("has one operand")
+    with stand_in.installed(stand_in.StandInMemory("plain:0")):
+        for n in several:
+            inputs = [ft.asarray(x).to("plain:0") if i == n else ft.asarray(x) for i, x in enumerate(case.inputs)]
+            with pytest.raises(DeviceError, match=r"\w+: operands are on cpu and plain:0; move them"):
+                case.build(*inputs)
+            with fp.DeviceGroup(["plain:0", "cpu"]):
+                built = case.build(*inputs)
+            assert {e.device for e in outline([built]) if e.op == case.op} == {"plain:0"} or case.op == "call"
+            np.testing.assert_allclose(built.numpy(), case.oracle(*case.inputs), rtol=1e-12, atol=1e-12)
 
 
 def test_what_opencl_leaves_to_the_host_is_listed(case: Any) -> None:

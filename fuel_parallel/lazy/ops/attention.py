@@ -131,7 +131,6 @@ def check_attention(name: str, query: Tensor, key: Tensor, value: Tensor, mask: 
 
 def _infer_attention(inputs: tuple[Spec, ...], causal: builtins.bool, scale: float, keeps: builtins.bool) -> Spec:
     query, key, value = inputs[:3]
-    binary.check_same_device("scaled_dot_product_attention", *inputs)
     return Spec((*query.shape[:-1], _width(key, value, keeps)), _wide(query.dtype), query.device)
 
 

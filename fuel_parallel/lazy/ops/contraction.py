@@ -16,7 +16,6 @@ from fuel_parallel.lazy.tensor import Tensor
 
 def _infer_matmul(a: Spec, b: Spec) -> Spec:
     elementwise.check_domain("matmul", a.dtype, NUMERIC)
-    binary.check_same_device("matmul", a, b)
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise ShapeError(
             f"matmul: shapes {a.shape} and {b.shape} do not fit: the last extent of the first must equal the "

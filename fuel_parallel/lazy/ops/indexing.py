@@ -109,7 +109,6 @@ def _indexed_shape(shape: Shape, axes: tuple[int, ...], indices: tuple[Spec, ...
 
 def _infer_index(inputs: tuple[Spec, ...], axes: tuple[int, ...]) -> Spec:
     x, *indices = inputs
-    binary.check_same_device("indexing", *inputs)
     return Spec(_indexed_shape(x.shape, axes, tuple(indices)), x.dtype, x.device)
 
 

@@ -58,7 +58,9 @@ class Dialect:
     halves: str
 
     def literal(self, value: float, dtype: DType) -> str:
-        """A constant of a floating dtype, exact: hexadecimal, or by its bits where it is not finite."""
+        """A constant, exact: a float in hexadecimal, or by its bits where it is not finite."""
+        if dtypes.kind(dtype) == "integral":
+            return f"(({self.types[dtype]}){int(value)})"
         rounded = float(np.float32(value)) if dtype != dtypes.float64 else float(value)
         if np.isfinite(rounded):
             return rounded.hex() + ("" if dtype == dtypes.float64 else "f")
