@@ -12,12 +12,16 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from fuel_parallel.backends import backend_of
 from fuel_parallel.lazy.node import Attrs, Op, Spec
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.calls import expand_calls
 from fuel_parallel.runtime.graph import Graph
 from fuel_parallel.runtime.kernels import Kernel, kernel_of
+from fuel_parallel.runtime.lanes import HOST, Lanes, Way, lanes_of
 from fuel_parallel.runtime.memory import MemoryPlan, Place, plan_memory
 from fuel_parallel.runtime.passes.host import on_host_where_needed
 from fuel_parallel.runtime.passes.overlap import endings
@@ -56,13 +60,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps over slots. `outputs` are the slots of the graph's outputs, in its order."""
+    """Steps over slots. `outputs` are the slots of the graph's outputs, in its order.
+
+    `lanes` say which steps may run side by side; None where all run one after the other.
+    """
 
     leaves: int
     constants: tuple[Any, ...]
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     memory: MemoryPlan
+    lanes: Lanes | None = None
 
     def __str__(self) -> str:
         counts = f"{self.leaves} leaves, {len(self.constants)} constants, {len(self.steps)} steps"
@@ -134,7 +142,19 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 kernel or op.kernel,
             )
         )
-    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory)
+    lanes = lanes_of(steps, specs[: graph.first], graph.outputs, way_of) if "overlap" in pass_names else None
+    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory, lanes)
+
+
+def way_of(device: str) -> Way:
+    """How the work of a device is done in a plan over several devices."""
+    if device == HOST:
+        return Way.HERE
+    backend = backend_of(device)
+    if backend.queues:
+        return Way.QUEUED
+    # Regions that numpy runs share their scratch.
+    return Way.HERE if backend.array_module is np else Way.THREAD
 
 
 class PlanCache:
