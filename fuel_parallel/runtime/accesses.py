@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 
 
 def needs_of(steps: Sequence[Step], tasks: Sequence[Task], first: int) -> list[set[int]]:
-    """For each task the earlier ones that it must come after. `first` is the number of slots before the first step's."""
+    """For each task the earlier ones that it must come after. Slots from `first` on are those of the steps."""
     cells = [(Cell(("slot", slot)),) for slot in range(first)]
     parts: dict[int, tuple[Cell, ...]] = {}
     for step in steps:

@@ -1,7 +1,7 @@
 """Runs a plan: one kernel after the other, each value let go after its last use.
 
-One plan at a time: who runs one holds the graph's lock, since all plans share the arena. A plan over several devices may
-have its lanes run side by side, see `side_by_side`.
+One plan at a time: who runs one holds the graph's lock, since all plans share the arena. The lanes of a plan over
+several devices run side by side, see `side_by_side`.
 """
 
 from __future__ import annotations

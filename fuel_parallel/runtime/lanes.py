@@ -159,20 +159,20 @@ def _with_waits(
             lane = tasks[n].lane
             if lane != task.lane:
                 newest[lane] = max(newest.get(lane, -1), n)
-        # That something was queued after a copy does not tell the host that the copy has arrived.
-        kept = {
-            lane: n
+        kept = [
+            n
             for lane, n in newest.items()
+            # That something was queued after a copy does not tell the host that the copy has arrived.
             if _host_waits(task, tasks[n])
-            or (known.get(lane, -1) < n and all(clocks[m].get(lane, -1) < n for other, m in newest.items() if other != lane))
-        }
+            or n > max(known.get(lane, -1), *(clocks[m].get(lane, -1) for m in newest.values()))
+        ]
         for lane, n in newest.items():
             for other, m in (*clocks[n].items(), (lane, n)):
                 known[other] = max(known.get(other, -1), m)
         clocks.append(known)
         side_by_side = side_by_side or any(n > known.get(lane, -1) for lane, n in latest.items() if lane != task.lane)
         latest[task.lane] = number
-        waits = tuple(sorted(kept.values()))
+        waits = tuple(sorted(kept))
         out = [n for n in waits if tasks[n].goes_out]
         result.append(
             replace(

@@ -1,7 +1,7 @@
 """Runs a plan whose work lies in lanes: several threads, and copies that devices do in their own time.
 
-The realizing thread does its tasks like anybody else, and then waits for the other threads: none of them touches anything
-once a run is over. The first failure stops all of them after the step that they are at.
+The realizing thread does its tasks like anybody else, and then waits for the other threads: none of them touches
+anything once a run is over. The first failure stops all of them after the step that they are at.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Protocol
 
 from fuel_parallel.backends import backend_of, device_of
@@ -64,7 +65,7 @@ def run_side_by_side(run: Run, lanes: Lanes) -> bool:
     together = _Together(run, lanes)
     for name, worker in zip(names, others, strict=True):
         # In the caller's context: numpy's errstate is in it.
-        worker.give(lambda name=name, context=copy_context(): context.run(together.do_other, name))  # type: ignore[misc]
+        worker.give(partial(copy_context().run, together.do_other, name))
     together.do_own()
     return True
 
