@@ -20,7 +20,8 @@ OPS = {
     "tanh": lambda a, b: ft.tanh(a),
     "exp": lambda a, b: ft.exp(a * 0.1),  # not on an abacus: on the host, between copies
     "update": lambda a, b: updated(a, b),
-    "flip": lambda a, b: ft.permute_dims(ft.permute_dims(a, (1, 0)), (1, 0)) + 1,
+    "again": lambda a, b: twice_updated(a, b),
+    "turn": lambda a, b: ft.permute_dims(ft.permute_dims(a, (1, 0)), (1, 0)),  # on the host a view
     "rows": lambda a, b: ft.concat([a[2:], b[:2]], axis=0),
 }
 
@@ -30,6 +31,15 @@ def updated(a, b):
     result = a + 0
     result[1:3] = b[:2]
     return result
+
+
+def twice_updated(a, b):
+    """The second write is in place: what is there before was copied to another device."""
+    first = ft.exp(a * 0.1)
+    first[0:1] = b[:1]
+    seen = ft.tanh(first.to("abacus:1" if a.device != "abacus:1" else "cpu"))
+    first[2:] = b[2:]
+    return first + seen.to(a.device)
 
 
 steps = st.lists(

@@ -64,10 +64,8 @@ def _cells_of(step: Step, cells: Sequence[tuple[Cell, ...]], parts: dict[int, tu
         if step.op is REGION:
             parts[step.output] = placed
         return (*placed, *(given if step.reuses else ()))
-    if step.op.update is not None:
-        return (own, *(cells[step.inputs[0]] if step.updates else ()))
-    if not step.op.aliases or (step.op is COPY and step.spec.device != "cpu"):
-        return (own,)
+    if step.op.update is not None or not step.op.aliases or (step.op is COPY and step.spec.device != "cpu"):
+        return (own,)  # what was there before an update in place is not read any more
     return (own, *given)
 
 
