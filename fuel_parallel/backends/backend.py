@@ -106,8 +106,8 @@ class Backend(ABC):
         """A kernel's result as an array that can outlive the plan: contiguous, and pinning no larger buffer."""
 
     def owns(self, array: Any) -> bool:
-        """Whether the array is all of its memory, and no view of another's."""
-        return isinstance(array, self.array_module.ndarray) and bool(array.flags.owndata)
+        """Whether the array is all of its memory, and no view of another's. False where the module has no `ndarray`."""
+        return isinstance(array, getattr(self.array_module, "ndarray", ())) and bool(array.flags.owndata)
 
     def from_peer(self, peer: Backend, array: Any) -> Any:
         """The values of an array of another device of the same family on this one, without a stop at the host."""
