@@ -188,6 +188,9 @@ class _Thread:
                         active.close()
                         device = step.spec.device
                         active.enter_context(backend_of(device).running())
+                    for slot in task.behind:
+                        if (departure := together.departures.get(slot)) is not None:
+                            departure.hold_up()
                     self._run_step(step, depart if task.goes_out else compute)
                     together.let_go(task.dies)
                 if number in together.lanes.awaited:
@@ -219,6 +222,3 @@ class _Thread:
             if (departure := departures.get(slot)) is not None:
                 departure.wait()
                 departures.pop(slot, None)
-        for slot in task.behind:
-            if (departure := departures.get(slot)) is not None:
-                departure.hold_up()

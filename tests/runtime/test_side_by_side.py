@@ -61,9 +61,7 @@ def test_the_host_computes_while_a_device_does() -> None:
 
 def test_one_device_copies_while_another_computes() -> None:
     tap = meeting(2)
-    with random_devices.installed(
-        ("abacus:0", TappedAbacus(0, tap_copy=tap)), ("abacus:1", TappedAbacus(1, tap=tap))
-    ):
+    with random_devices.installed(("abacus:0", TappedAbacus(0, tap_copy=tap)), ("abacus:1", TappedAbacus(1, tap=tap))):
         here, there = on("abacus:0").to("cpu"), ft.tanh(on("abacus:1"))
         fp.realize(here, there)
         assert here.tolist() == ROWS.tolist()
@@ -141,21 +139,28 @@ def test_values_are_let_go_when_their_last_reader_is_done_whichever_it_is() -> N
     alive: list[int] = []
 
     def count() -> None:
-        gc.collect()
         alive.append(sum(type(o) is third_party.Beads for o in gc.get_objects()))
 
     with abaci(count, nothing):
-        x = on("abacus:0")
-        fp.realize(chain(x, 6), chain(on("abacus:1"), 6))
-        assert max(alive) - alive[0] <= 16  # two of each chain at a time, and not all that were made
-        before = len(alive)
-        y = chain(x, 30)
-        z = chain(on("abacus:1"), 2)
-        fp.realize(y, z)
-        assert alive[-1] - alive[before] <= 8
-        del y, z
-        gc.collect()
-        workers.leave()
+        x, y = chain(on("abacus:0"), 30), chain(on("abacus:1"), 30)
+        both = x.to("abacus:1") + y, x.to("cpu")
+        fp.realize(*both)
+        assert len(alive) == 30
+        assert max(alive[10:]) - min(alive) <= 6  # some of each chain at a time, and not all that were made
+        before = len([o for o in gc.get_objects() if type(o) is third_party.Beads])
+        assert before <= min(alive) + 2
+
+
+def test_where_no_thread_starts_any_more_one_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    workers.leave()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with abaci(nothing, nothing):
+        x, y = chain(on("abacus:0"), 3), chain(on("abacus:1"), 3)
+        fp.realize(x, y)
+        assert x.tolist() == y.tolist() == np.tanh(np.tanh(np.tanh(ROWS))).tolist()
 
 
 def test_the_callers_errstate_holds_on_all_threads() -> None:
@@ -333,9 +338,7 @@ def test_a_forked_child_has_threads_of_its_own(tmp_path: Path) -> None:
 
 def test_the_trace_shows_who_was_at_work_at_the_same_time(tmp_path: Path) -> None:
     script = (
-        "tap = meeting(2)\n"
-        "for n in range(2): backends._found[f'abacus:{n}'] = TappedAbacus(n, tap)\n"
-        "both()\nboth()\n"
+        "tap = meeting(2)\nfor n in range(2): backends._found[f'abacus:{n}'] = TappedAbacus(n, tap)\nboth()\nboth()\n"
     )
     done = run(tmp_path, script, FUEL_TRACE=str(tmp_path / "out.json"))
     assert (done.returncode, done.stderr) == (0, "")
