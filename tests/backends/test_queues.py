@@ -1,7 +1,7 @@
 """Devices whose work is only queued: one thread keeps several busy, and nobody waits but for what is read.
 
-The streams of the stand-ins do nothing until somebody waits for them, and memory that is let go is filled as soon as its
-stream comes to that. So what is not waited for has wrong values here.
+The streams of the stand-ins do nothing until somebody waits for them, and memory that is let go is filled as soon as
+its stream comes to that. So what is not waited for has wrong values here.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ def test_the_source_of_a_copy_is_held_until_it_has_arrived(devices: list[stand_i
 
 
 def test_a_write_in_place_comes_after_the_copy_of_what_was_there(devices: list[stand_in.StreamedBackend]) -> None:
+    here = on_host(lambda: drained(devices[0]))(on("cpu"))
     first = on("plain:0") * 1
     first[0:1] = on("plain:0")[1:]
     copied = first.to("cpu") + 1
     first[1:] = on("plain:0")[:1]
-    here = on_host(lambda: drained(*devices))(on("cpu"))
     plan = make_plan(trace([t.node for t in (first, here, copied)])[0], ("overlap",))
     assert [step.op.name for step in plan.steps if step.updates] == ["slice_update"]
     fp.realize(first, here, copied)

@@ -122,7 +122,7 @@ def test_where_nothing_can_run_side_by_side_there_are_no_lanes(program: Any) -> 
 @given(random_devices.steps)
 def test_the_caller_fills_queues_early_and_keeps_the_order_of_each(program: Any) -> None:
     tensors = random_devices.values_of(program)
-    graph, nodes, _ = trace([t.node for t in tensors])
+    graph, _, _ = trace([t.node for t in tensors])
     plan = make_plan(graph, ON)
     specs = graph.specs()[: graph.first]
     lanes = lanes_of(plan.steps, specs, plan.outputs, lambda d: Way.HERE if d == HOST else Way.QUEUED)
@@ -138,7 +138,7 @@ def test_the_caller_fills_queues_early_and_keeps_the_order_of_each(program: Any)
             # What could have been queued before the host computes, was.
             rest = [n for n in order[at[number] :] if lanes.tasks[n].lane != HOST]
             done = set(order[: at[number]])
-            firsts = {lanes.tasks[n].lane: n for n in reversed(sorted(rest))}
+            firsts = {lanes.tasks[n].lane: n for n in sorted(rest, reverse=True)}
             assert all(not set(lanes.tasks[n].waits) <= done for n in firsts.values())
 
 
