@@ -107,7 +107,8 @@ class Backend(ABC):
 
     def owns(self, array: Any) -> bool:
         """Whether the array is all of its memory, and no view of another's. False where the module has no `ndarray`."""
-        return isinstance(array, getattr(self.array_module, "ndarray", ())) and bool(array.flags.owndata)
+        kind: Any = getattr(self.array_module, "ndarray", ())
+        return isinstance(array, kind) and bool(array.flags.owndata)
 
     def from_peer(self, peer: Backend, array: Any) -> Any:
         """The values of an array of another device of the same family on this one, without a stop at the host."""

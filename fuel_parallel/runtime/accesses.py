@@ -29,10 +29,13 @@ class Cell(NamedTuple):
 
 def needs_of(steps: Sequence[Step], tasks: Sequence[Task], first: int) -> list[set[int]]:
     """For each task the earlier ones that it must come after. Slots from `first` on are those of the steps."""
-    cells = [(Cell(("slot", slot)),) for slot in range(first)]
+    cells: list[tuple[Cell, ...]] = [(Cell(("slot", slot)),) for slot in range(first)]
     parts: dict[int, tuple[Cell, ...]] = {}
+    copied = {steps[task.step].output for task in tasks if task.goes_out}
     for step in steps:
-        cells.append(_cells_of(step, cells, parts))
+        # What a copy to the host gives may share memory with its source, but for one that goes on by itself.
+        apart = step.op is COPY and (step.spec.device != "cpu" or step.output in copied)
+        cells.append((Cell(("slot", step.output)),) if apart else _cells_of(step, cells, parts))
     made_by: dict[int, int] = {}
     noted = _Accesses(tasks)
     needs: list[set[int]] = []
@@ -64,7 +67,7 @@ def _cells_of(step: Step, cells: Sequence[tuple[Cell, ...]], parts: dict[int, tu
         if step.op is REGION:
             parts[step.output] = placed
         return (*placed, *(given if step.reuses else ()))
-    if step.op.update is not None or not step.op.aliases or (step.op is COPY and step.spec.device != "cpu"):
+    if step.op.update is not None or not step.op.aliases:
         return (own,)  # what was there before an update in place is not read any more
     return (own, *given)
 
