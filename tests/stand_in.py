@@ -404,6 +404,8 @@ class Guarded(StandInMemory):
 
 
 class StandInBackend(Backend):
+    queues = True
+
     def __init__(self, memory):
         self.memory, self.array_module = memory, memory.array_module
         self.dlpack_device = (2, 0)
@@ -424,10 +426,25 @@ class StandInBackend(Backend):
         return self.array_module.ascontiguousarray(value)
 
 
+class StreamedBackend(StandInBackend):
+    """One whose work is queued on a stream of its own, as is that of each GPU."""
+
+    def __init__(self, memory):
+        super().__init__(memory)
+        self.own = Stream()
+
+    def running(self):
+        return self.memory.running(self.own)
+
+    def to_host(self, array):
+        with self.running():
+            return array.get()
+
+
 @contextmanager
-def installed(memory):
+def installed(memory, backend=StandInBackend):
     """Within it, `memory.device` names a device of the library."""
-    backends._found[memory.device] = StandInBackend(memory)
+    backends._found[memory.device] = backend(memory)
     try:
         yield memory
     finally:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.backends.device_memory import DeviceMemory
+from fuel_parallel.backends.device_memory import DeviceMemory, Event, Host, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,26 @@ class DeviceProperties:
     name: str
     vendor: str
     memory: int
+
+
+class Departure:
+    """A copy of an array to the host that was queued. `host` has its values when `wait` has returned.
+
+    Until then the array is held, but what is written over its memory must come after the copy: see `hold_up`.
+    """
+
+    def __init__(self, memory: DeviceMemory, host: Host, source: Any, arrived: Event) -> None:
+        self.host = host
+        self._memory, self._source, self._arrived = memory, source, arrived
+
+    def wait(self) -> None:
+        """Waits until the values are there."""
+        self._arrived.synchronize()
+        self._source = None
+
+    def hold_up(self) -> None:
+        """Lets what is queued from now on, on the current stream of the device, begin only after the copy."""
+        self._memory.stream().wait_event(self._arrived)
 
 
 class Backend(ABC):
@@ -52,6 +72,11 @@ class Backend(ABC):
     """Device type and number, as DLPack counts them."""
     memory: DeviceMemory | None = None
     """How to reach the device's memory from other ranks; None where arrays lie in the host's, or go through it."""
+    queues: bool = False
+    """Whether work is queued on the current stream of `memory`, and done while the host goes on, so that one thread can
+    keep several devices busy. Any other device has a thread of its own in a plan over several devices: its kernels and
+    copies run there, while `from_host` and `to_host` may be called on other threads, too."""
+    _way_out: Stream | None = None
 
     @classmethod
     def count(cls) -> int:
@@ -84,8 +109,9 @@ class Backend(ABC):
         """A kernel's result as an array that can outlive the plan: contiguous, and pinning no larger buffer."""
 
     def owns(self, array: Any) -> bool:
-        """Whether the array is all of its memory, and no view of another's."""
-        return isinstance(array, self.array_module.ndarray) and bool(array.flags.owndata)
+        """Whether the array is all of its memory, and no view of another's. False where the module has no `ndarray`."""
+        kind: Any = getattr(self.array_module, "ndarray", ())
+        return isinstance(array, kind) and bool(array.flags.owndata)
 
     def from_peer(self, peer: Backend, array: Any) -> Any:
         """The values of an array of another device of the same family on this one, without a stop at the host."""
@@ -93,13 +119,37 @@ class Backend(ABC):
             return self.from_host(peer.to_host(array))
         with peer.running():
             source = peer.settle(array)
-            peer.memory.stream().synchronize()
+            made = peer.memory.stream().record()
         with self.running():
             copied = self.array_module.empty(source.shape, dtype=source.dtype)
+            stream = self.memory.stream()
+            stream.wait_event(made)
             self.memory.copy_from_peer(copied, peer.memory, source)
-            # The source may be let go, and its memory used again, by a stream that knows nothing of this one.
-            self.memory.stream().synchronize()
+            arrived = stream.record()
+        with peer.running():
+            # The source may be let go, and its memory used again: by what comes after the copy.
+            peer.memory.stream().wait_event(arrived)
         return copied
+
+    def depart(self, array: Any) -> Departure:
+        """Queues the copy of an array to pinned memory of the host; for a backend that `queues`.
+
+        It goes on beside what is queued on the current stream from now on.
+        """
+        memory = self.memory
+        if memory is None:
+            raise TypeError(f"{type(self).__name__} queues nothing: use to_host")
+        with self.running():
+            source = self.settle(array)
+            made = memory.stream().record()
+            host = memory.pinned(source.nbytes)
+            if self._way_out is None:
+                self._way_out = memory.new_stream()
+            with memory.running(self._way_out):
+                self._way_out.wait_event(made)
+                memory.copy_to_host(host, source)
+                arrived = self._way_out.record()
+        return Departure(memory, host.view(source.dtype).reshape(source.shape), source, arrived)
 
     def wait(self) -> None:
         """Returns when all that was queued on the device is done."""

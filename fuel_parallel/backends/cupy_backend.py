@@ -34,6 +34,7 @@ class CupyBackend(Backend):
 
     kind: ClassVar[str]
     dialect = "cuda"
+    queues = True
 
     @classmethod
     def count(cls) -> int:

@@ -12,6 +12,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from fuel_parallel.backends import backend_of
 from fuel_parallel.lazy.node import Attrs, Op, Spec
 from fuel_parallel.lazy.ops.creation import COPY
 from fuel_parallel.runtime import passes
@@ -19,6 +22,7 @@ from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.calls import expand_calls
 from fuel_parallel.runtime.graph import Graph
 from fuel_parallel.runtime.kernels import Kernel, kernel_of
+from fuel_parallel.runtime.lanes import HOST, Lanes, Way, lanes_of
 from fuel_parallel.runtime.memory import MemoryPlan, Place, plan_memory
 from fuel_parallel.runtime.passes.host import on_host_where_needed
 from fuel_parallel.runtime.passes.overlap import endings
@@ -59,7 +63,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps over slots. `outputs` are the slots of the graph's outputs, in its order."""
+    """Steps over slots. `outputs` are the slots of the graph's outputs, in its order.
+
+    `lanes` say which steps may run side by side; None where all run one after the other.
+    """
 
     leaves: int
     constants: tuple[Any, ...]
@@ -67,6 +74,7 @@ class Plan:
     outputs: tuple[int, ...]
     memory: MemoryPlan
     leaf_devices: tuple[str, ...] = ()
+    lanes: Lanes | None = None
     kept: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
     """What a run left for the next ones, by slot: constants where a device needs them."""
 
@@ -153,8 +161,20 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 kernel or op.kernel,
             )
         )
+    lanes = lanes_of(steps, specs[: graph.first], graph.outputs, way_of) if "overlap" in pass_names else None
     leaf_devices = tuple(spec.device for spec in graph.leaves)
-    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory, leaf_devices)
+    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory, leaf_devices, lanes)
+
+
+def way_of(device: str) -> Way:
+    """How the work of a device is done in a plan over several devices."""
+    if device == HOST:
+        return Way.HERE
+    backend = backend_of(device)
+    if backend.queues:
+        return Way.QUEUED
+    # Regions that numpy runs share their scratch.
+    return Way.HERE if backend.array_module is np else Way.THREAD
 
 
 class PlanCache:
