@@ -134,6 +134,10 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return (self.block.shown or self.block.own) + offset
 
     @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self.ptr)
+
+    @property
     def __cuda_array_interface__(self):
         return {
             "shape": self.shape,
@@ -423,9 +427,9 @@ class StandInBackend(Backend):
 
 
 @contextmanager
-def installed(memory):
+def installed(memory, backend=StandInBackend):
     """Within it, `memory.device` names a device of the library."""
-    backends._found[memory.device] = StandInBackend(memory)
+    backends._found[memory.device] = backend(memory)
     try:
         yield memory
     finally:

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from fuel_parallel.backends import backend_of
+from fuel_parallel.backends.precision import matmul_precision
 from fuel_parallel.lazy.node import Attrs, Op, Spec
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.buckets import JOIN
@@ -56,17 +58,23 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps over slots. `outputs` are the slots of the graph's outputs, in its order."""
+    """Steps over slots. `outputs` are the slots of the graph's outputs, in its order.
+
+    `in_tf32` says whether float32 products are in TF32, on the devices that have it: see `matmul_precision`.
+    """
 
     leaves: int
     constants: tuple[Any, ...]
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     memory: MemoryPlan
+    in_tf32: bool = False
 
     def __str__(self) -> str:
         counts = f"{self.leaves} leaves, {len(self.constants)} constants, {len(self.steps)} steps"
         lines = [f"plan: {counts}, {len(self.outputs)} outputs, arena of {self.memory.arena_bytes} bytes"]
+        if self.in_tf32:
+            lines[0] += ", float32 products in TF32"
         for step in self.steps:
             inputs = ", ".join(f"%{i}" for i in step.inputs)
             lines.append(f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{_where(step)}{_remarks(step)}")
@@ -134,11 +142,15 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 kernel or op.kernel,
             )
         )
-    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory)
+    in_tf32 = matmul_precision() == "high" and any(backend_of(d).has_tf32 for d in {spec.device for spec in specs})
+    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory, in_tf32)
 
 
 class PlanCache:
-    """Plans by the structure of their graph and the passes that are on; the least recently used ones are dropped."""
+    """Plans by the structure of their graph, the passes that are on, and the precision of products.
+
+    The least recently used ones are dropped.
+    """
 
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = capacity
@@ -148,7 +160,7 @@ class PlanCache:
     def plan_for(self, graph: Graph) -> Plan:
         """The plan of an equal graph, made now if there is none."""
         names = passes.enabled()
-        key = (graph, names)
+        key = (graph, names, matmul_precision())
         plan = self._plans.get(key)
         if plan is None:
             plan = make_plan(graph, names)
