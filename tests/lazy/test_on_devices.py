@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import stand_in
+import stand_in_cublas
 import third_party
 
 import fuel_parallel.lazy as ft
@@ -16,7 +17,8 @@ from fuel_parallel.errors import DeviceError
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.plan import make_plan
 
-DEVICES = ("cpu", "plain:0", "abacus:0", "opencl:0")
+DEVICES = ("cpu", "plain:0", "products:0", "abacus:0", "opencl:0", pytest.param("cuda:0", marks=pytest.mark.gpu))
+"""Those of tests: a stand-in for a GPU, another whose products are those of CUDA, and a backend with few kernels."""
 
 ON_HOST = {
     "all", "any", "argmax", "argmin", "argsort", "astype", "attention", "attention_backward", "cholesky",
@@ -32,7 +34,10 @@ ON_HOST = {
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name: str = request.param
     monkeypatch.setitem(backends._found, "abacus:0", third_party.Abacus(0))
-    with stand_in.installed(stand_in.StandInMemory("plain:0")):
+    if name == "products:0" and stand_in_cublas.COMPILER is None:
+        pytest.skip(stand_in_cublas.NO_COMPILER)
+    backend = stand_in_cublas.Backend if name == "products:0" else stand_in.StandInBackend
+    with stand_in.installed(stand_in.StandInMemory(name if name == "products:0" else "plain:0"), backend):
         try:
             yield backends.check_device(name)
         except DeviceError as reason:
