@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,9 @@ ON_HOST = {
 }  # fmt: skip
 """Cases that OpenCL does not compute itself; `index` with several axes too. That of `astype` is about complex."""
 
+WAITS = {"grouped_matmul", "grouped_outer", "random_bits"}
+"""Those during which the host reads what lies on a device: where groups end, the key of a stream of random numbers."""
+
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -53,6 +57,27 @@ def test_value(case: Any, device: str) -> None:
         np.testing.assert_array_equal(found, wanted)
     else:
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_the_host_waits_for_no_device_within_a_kernel(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def noted(name: str) -> Any:
+        original = getattr(stand_in.Array, name)
+
+        def method(array: Any) -> Any:
+            if "fuel_parallel" in sys._getframe(1).f_code.co_filename:
+                asked.append(name)
+            return original(array)
+
+        return method
+
+    with stand_in.installed(stand_in.StandInMemory("plain:0")) as memory:
+        built = case.build(*[ft.asarray(x).to(memory.device).realize() for x in case.inputs])
+        for name in ("__bool__", "tolist", "get"):
+            monkeypatch.setattr(stand_in.Array, name, noted(name))
+        built.realize()
+    assert bool(asked) == (case.op in WAITS)
 
 
 def test_what_opencl_leaves_to_the_host_is_listed(case: Any) -> None:
