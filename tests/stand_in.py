@@ -136,6 +136,10 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return (self.block.shown or self.block.own) + offset
 
     @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self.ptr)
+
+    @property
     def __cuda_array_interface__(self):
         return {
             "shape": self.shape,

@@ -70,6 +70,8 @@ class Backend(ABC):
     """Devices of one family copy to each other directly, others through the host; the kind of device if empty."""
     dlpack_device: tuple[int, int]
     """Device type and number, as DLPack counts them."""
+    has_tf32: bool = False
+    """Whether `matmul_precision("high")` changes its float32 products."""
     memory: DeviceMemory | None = None
     """How to reach the device's memory from other ranks; None where arrays lie in the host's, or go through it."""
     queues: bool = False

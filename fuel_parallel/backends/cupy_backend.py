@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fuel_parallel.backends.backend import Backend, DeviceProperties
+from fuel_parallel.backends.cublas import CupyWithProducts
 from fuel_parallel.backends.cupy_memory import CupyMemory
 from fuel_parallel.errors import DeviceError
 
@@ -30,7 +32,7 @@ def _probe() -> tuple[str, int]:
 
 
 class CupyBackend(Backend):
-    """Arrays of one GPU. CUDA and ROCm differ in nothing but their name: CuPy is built for one or the other."""
+    """Arrays of one GPU. CUDA and ROCm differ in name, and in who multiplies: CuPy is built for one or the other."""
 
     kind: ClassVar[str]
     dialect = "cuda"
@@ -85,9 +87,23 @@ class CupyBackend(Backend):
 
 
 class CudaBackend(CupyBackend):
-    """NVIDIA's GPUs."""
+    """NVIDIA's GPUs, with matrix products by cuBLAS itself."""
 
     kind = "cuda"
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.array_module = _with_products()
+        capability = self.array_module.cuda.Device(number).compute_capability
+        self.has_tf32 = int(capability) >= 80
+
+
+@lru_cache(maxsize=1)
+def _with_products() -> CupyWithProducts:
+    """One for all devices, as CuPy is."""
+    import cupy
+
+    return CupyWithProducts(cupy)
 
 
 class RocmBackend(CupyBackend):

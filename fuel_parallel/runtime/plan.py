@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.backends import backend_of
+from fuel_parallel.backends.precision import matmul_precision
 from fuel_parallel.lazy.node import Attrs, Op, Spec
 from fuel_parallel.lazy.ops.creation import COPY
 from fuel_parallel.runtime import passes
@@ -66,6 +67,7 @@ class Plan:
     """Steps over slots. `outputs` are the slots of the graph's outputs, in its order.
 
     `lanes` say which steps may run side by side; None where all run one after the other.
+    `in_tf32` says whether float32 products are in TF32, on the devices that have it: see `matmul_precision`.
     """
 
     leaves: int
@@ -75,6 +77,7 @@ class Plan:
     memory: MemoryPlan
     leaf_devices: tuple[str, ...] = ()
     lanes: Lanes | None = None
+    in_tf32: bool = False
     kept: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
     """What a run left for the next ones, by slot: constants where a device needs them."""
 
@@ -88,6 +91,8 @@ class Plan:
     def __str__(self) -> str:
         counts = f"{self.leaves} leaves, {len(self.constants)} constants, {len(self.steps)} steps"
         lines = [f"plan: {counts}, {len(self.outputs)} outputs, arena of {self.memory.arena_bytes} bytes"]
+        if self.in_tf32:
+            lines[0] += ", float32 products in TF32"
         for step in self.steps:
             inputs = ", ".join(f"%{i}" for i in step.inputs)
             lines.append(
@@ -162,8 +167,9 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
             )
         )
     lanes = lanes_of(steps, specs[: graph.first], graph.outputs, way_of) if "overlap" in pass_names else None
+    in_tf32 = matmul_precision() == "high" and any(backend_of(d).has_tf32 for d in {spec.device for spec in specs})
     leaf_devices = tuple(spec.device for spec in graph.leaves)
-    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory, leaf_devices, lanes)
+    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory, leaf_devices, lanes, in_tf32)
 
 
 def way_of(device: str) -> Way:
@@ -178,7 +184,10 @@ def way_of(device: str) -> Way:
 
 
 class PlanCache:
-    """Plans by the structure of their graph and the passes that are on; the least recently used ones are dropped."""
+    """Plans by the structure of their graph, the passes that are on, and the precision of products.
+
+    The least recently used ones are dropped.
+    """
 
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = capacity
@@ -188,7 +197,7 @@ class PlanCache:
     def plan_for(self, graph: Graph) -> Plan:
         """The plan of an equal graph, made now if there is none."""
         names = passes.enabled()
-        key = (graph, names)
+        key = (graph, names, matmul_precision())
         plan = self._plans.get(key)
         if plan is None:
             plan = make_plan(graph, names)

@@ -10,7 +10,7 @@ from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Spec, apply, define
 from fuel_parallel.lazy.ops import binary, creation, elementwise, indexing, manipulation, reductions
-from fuel_parallel.lazy.ops.elementwise import NUMERIC, in_float32
+from fuel_parallel.lazy.ops.elementwise import NUMERIC, product_in_float32
 from fuel_parallel.lazy.tensor import Tensor
 
 
@@ -59,7 +59,7 @@ MATMUL = define(
     Op(
         "matmul",
         _infer_matmul,
-        in_float32(_matmul_kernel),
+        product_in_float32(_matmul_kernel),
         (_matmul_vjp_left, _matmul_vjp_right),
         into=_matmul_into,
         aliases=False,

@@ -9,7 +9,7 @@ from fuel_parallel.errors import DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Spec, apply, define
 from fuel_parallel.lazy.ops import creation, elementwise
-from fuel_parallel.lazy.ops.elementwise import in_float32
+from fuel_parallel.lazy.ops.elementwise import product_in_float32
 from fuel_parallel.lazy.tensor import Tensor
 
 
@@ -80,7 +80,7 @@ GROUPED_MATMUL = define(
     Op(
         "grouped_matmul",
         _infer_matmul,
-        in_float32(_matmul_kernel),
+        product_in_float32(_matmul_kernel),
         (
             lambda g, y, x, matrices, ends: grouped_matmul(g, matrices.mT, ends),
             lambda g, y, x, matrices, ends: _grouped_outer(x, g, ends),
@@ -95,7 +95,7 @@ GROUPED_OUTER = define(
     Op(
         "grouped_outer",
         _infer_outer,
-        in_float32(_outer_kernel),
+        product_in_float32(_outer_kernel),
         (
             lambda h, y, x, g, ends: grouped_matmul(g, h.mT, ends),
             lambda h, y, x, g, ends: grouped_matmul(x, h, ends),
