@@ -23,7 +23,7 @@ NO_COMPILER = "no C++ compiler: neither g++ nor clang++ is installed"
 class Seen(ctypes.Structure):
     """What the stand-in saw of the last product."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("stream", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_size_t),
         *[(name, ctypes.c_int) for name in ("math_mode", "compute", "batch", "products")],
@@ -46,16 +46,22 @@ class InOrder:
 
 
 @functools.cache
-def library():
-    """The stand-in for cuBLAS, compiled."""
+def compiled():
+    """The stand-in for cuBLAS, whose functions compute at once."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "libcublas.so")
         command = [COMPILER, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", path, SOURCE]
         subprocess.run(command, check=True)
-        loaded = ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path))
+
+
+@functools.cache
+def library(queue=InOrder):
+    """The same, with products that `queue` makes of those that compute at once."""
+    loaded = compiled()
     names = ("cublasSetStream_v2", "cublasSetWorkspace_v2", "cublasSetPointerMode_v2", "cublasSetMathMode")
     functions = {name: getattr(loaded, name) for name in names}
-    products = {name: InOrder(getattr(loaded, name)) for name in ("cublasGemmEx", "cublasGemmStridedBatchedEx")}
+    products = {name: queue(getattr(loaded, name)) for name in ("cublasGemmEx", "cublasGemmStridedBatchedEx")}
     return types.SimpleNamespace(**functions, **products, seen=Seen.in_dll(loaded, "seen"))
 
 

@@ -15,14 +15,15 @@ whose value is a `Backend`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from fuel_parallel.backends.device_memory import DeviceMemory, Event, Host, Stream
+from fuel_parallel.errors import DeviceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,17 @@ class Departure:
         self._memory.stream().wait_event(self._arrived)
 
 
+class Recording(Protocol):
+    """Work of a device that was captured."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it holds."""
+
+    def launch(self) -> None:
+        """Queues all of it on the current stream, with the addresses that it was captured with."""
+
+
 class Backend(ABC):
     """One device: its arrays, and what computes on them. `Backend(number)` opens a device."""
 
@@ -62,6 +74,11 @@ class Backend(ABC):
     """A module with numpy's functions for this device's arrays: the first argument of every kernel."""
     dialect: str = ""
     """The C dialect of generated kernels, `cuda` or `opencl`; then the array module has `RawModule`, as CuPy has."""
+    writes: bool = False
+    """Whether functions of the array module, and kernels' `into`, write into memory that they are given, and views of
+    bytes can begin anywhere: then a plan finds a place for each result, see `runtime.memory`."""
+    graphs: bool = False
+    """Whether queued work can be captured as a graph, see `record`."""
     lacks: frozenset[str] = frozenset()
     """Names of dtypes in which generated kernels cannot compute."""
     views: bool = True
@@ -94,6 +111,18 @@ class Backend(ABC):
         """Whether the op's kernel in the registry runs on `array_module`; `inputs` have shapes and dtypes."""
         return True
 
+    def captures(self, op: str, inputs: Sequence[Any], attrs: tuple[Any, ...]) -> bool:
+        """Whether a graph may hold the op: its kernel queues work, always the same, and waits for nothing.
+
+        Elementwise ops and regions always may, on a device with `graphs`. What this says of others is a promise about
+        the values of a graph that is launched again, not about the capture: an op that fails in one is left out.
+        """
+        return False
+
+    def record(self, work: Callable[[], None]) -> Recording:
+        """Captures what `work` queues on this device, which is not done now. What `work` raises is raised here."""
+        raise DeviceError(f"{type(self).__name__} has no graphs")
+
     @abstractmethod
     def holds(self, array: Any) -> bool:
         """Whether an array lies on this device."""
@@ -109,6 +138,12 @@ class Backend(ABC):
     @abstractmethod
     def settle(self, value: Any) -> Any:
         """A kernel's result as an array that can outlive the plan: contiguous, and pinning no larger buffer."""
+
+    def address(self, array: Any) -> int:
+        """Where an array begins, as the device counts."""
+        if self.memory is None:
+            raise DeviceError(f"arrays of {type(self).__name__} have no address; override `address` where `writes`")
+        return self.memory.address(array)
 
     def owns(self, array: Any) -> bool:
         """Whether the array is all of its memory, and no view of another's. False where the module has no `ndarray`."""

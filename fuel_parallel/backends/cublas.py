@@ -7,8 +7,8 @@ refuses to compute while a stream is being captured. Here:
 - float32 and complex64 are multiplied as `matmul_precision` says: exactly, or in TF32. 16-bit floats are summed in
   float32, always, and rounded once.
 - The result goes into given memory (`out`).
-- A workspace of each device and stream is set aside once, and nothing else is allocated. So a stream may be captured
-  on which a product ran before, or for which `prepare` was called.
+- A workspace of each device and stream is set aside once, and nothing else is allocated. `prepare` sets one aside for
+  all that is captured on a device: graphs run one after the other, as they share the plans' memory too.
 
 Integers, and extents above 2**31, are left to CuPy.
 """
@@ -38,6 +38,8 @@ _TYPES: dict[str, tuple[int, int, type[np.generic]]] = {
     "complex128": (5, _COMPUTE_64F, np.complex128),
 }
 """For each dtype its number, what it is computed in, and the type of the factors."""
+_CAPTURED = -1
+"""In place of a stream, for all that is captured on a device."""
 _STATUS = {1: "not initialized", 3: "allocation failed", 7: "invalid value", 8: "the GPU is too old", 11: "GPU memory",
            13: "execution failed", 14: "internal error", 15: "not supported"}  # fmt: skip
 
@@ -70,7 +72,7 @@ class Cublas:
 
         `out` must not share memory with an operand.
         """
-        if a.dtype.name not in _TYPES or a.dtype != b.dtype or not a.ndim or not b.ndim:
+        if not self.multiplies(a.dtype) or a.dtype != b.dtype or not a.ndim or not b.ndim:
             return self._cupy.matmul(a, b) if out is None else self._cupy.matmul(a, b, out=out)
         if a.ndim == 1 or b.ndim == 1:
             return self._with_a_vector(a, b, out)
@@ -86,10 +88,14 @@ class Cublas:
             self._product(a, b, out)
         return out
 
+    def multiplies(self, dtype: Any) -> bool:
+        """Whether products of a dtype are cuBLAS's, and not CuPy's."""
+        return dtype.name in _TYPES
+
     def prepare(self) -> None:
-        """Sets aside what products on the current device and stream need, so that it may be captured."""
+        """Sets aside what products that are captured on the current device need."""
         self._library_and_handle()
-        self._workspace(self._cupy.cuda.runtime.getDevice(), self._cupy.cuda.get_current_stream())
+        self._set_aside(self._cupy.cuda.runtime.getDevice(), _CAPTURED)
 
     def _with_a_vector(self, a: Any, b: Any, out: Any) -> Any:
         wide = self.matmul(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b)
@@ -170,14 +176,20 @@ class Cublas:
 
     def _workspace(self, device: int, stream: Any) -> tuple[Any, int]:
         """Memory for cuBLAS, of the size that NVIDIA recommends, and how large it is. Kept for good."""
-        key = device, stream.ptr
+        if stream.is_capturing():
+            found = self._workspaces.get((device, _CAPTURED))
+            if found is None:
+                raise DeviceError(
+                    f"cuda:{device}: nothing is set aside for matrix products that are captured; "
+                    "call `prepare` before the capture begins"
+                )
+            return found
+        return self._set_aside(device, stream.ptr)
+
+    def _set_aside(self, device: int, stream: int) -> tuple[Any, int]:
+        key = device, stream
         found = self._workspaces.get(key)
         if found is None:
-            if stream.is_capturing():
-                raise DeviceError(
-                    f"cuda:{device}: a stream that is being captured has no room for matrix products; "
-                    "multiply on it before the capture begins, or call `prepare` there"
-                )
             capability = int(self._cupy.cuda.Device(device).compute_capability)
             nbytes = (32 if capability >= 90 else 4) << 20
             found = self._workspaces[key] = self._cupy.cuda.alloc(nbytes), nbytes

@@ -17,10 +17,14 @@ class NumpyBackend(Backend):
 
     array_module = np
     dlpack_device = (1, 0)
+    writes = True
 
     def __init__(self, number: int = 0) -> None:
         """There is one device: threads are numpy's business."""
         _keep_freed_memory()
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
 
     def holds(self, array: Any) -> bool:
         return isinstance(array, np.ndarray | np.generic)

@@ -21,6 +21,7 @@ from fuel_parallel.lazy.ops.creation import COPY
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.calls import expand_calls
+from fuel_parallel.runtime.capture import Captures
 from fuel_parallel.runtime.graph import Graph
 from fuel_parallel.runtime.kernels import Kernel, kernel_of
 from fuel_parallel.runtime.lanes import HOST, Lanes, Way, lanes_of
@@ -38,8 +39,7 @@ class Step:
     """One kernel: reads the slots `inputs`, writes `output`, then lets go of the slots `dies`.
 
     One that `goes_on` has started, when it is over; a later step has it among those it `finishes` first. With `reuses`
-    it may leave its result in the memory of its input; one that `updates` may write over its first input. The result
-    of one that `keeps` is the same in every run: the plan keeps that of the first.
+    it may leave its result in the memory of its input; one that `updates` may write over its first input.
 
     `origin` is the place of the node it comes from among the computed nodes, for messages. `places` say where its
     results go; without any, the kernel makes its own memory.
@@ -57,7 +57,6 @@ class Step:
     goes_on: bool = False
     reuses: bool = False
     updates: bool = False
-    keeps: bool = False
     kernel: Kernel = field(default=_no_kernel, compare=False, repr=False)
     """The function that computes it on its device, called as `Op.kernel` is."""
 
@@ -75,18 +74,17 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     memory: MemoryPlan
-    leaf_devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    """Of the leaves and constants."""
     lanes: Lanes | None = None
     in_tf32: bool = False
-    kept: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What a run left for the next ones, by slot: constants where a device needs them."""
+    captures: Captures | None = field(default=None, compare=False, repr=False)
+    """What has become of it on devices that capture graphs; None where none of its steps can be captured."""
 
     def device_of(self, slot: int) -> str:
         """The device on which a slot's value lies."""
         first = self.leaves + len(self.constants)
-        if slot >= first:
-            return self.steps[slot - first].spec.device
-        return self.leaf_devices[slot] if slot < self.leaves else "cpu"
+        return self.steps[slot - first].spec.device if slot >= first else self.devices[slot]
 
     def __str__(self) -> str:
         counts = f"{self.leaves} leaves, {len(self.constants)} constants, {len(self.steps)} steps"
@@ -98,7 +96,7 @@ class Plan:
             lines.append(
                 f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{self._where(step)}{_remarks(step)}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *([] if self.captures is None else str(self.captures).splitlines())])
 
     def _where(self, step: Step) -> str:
         if step.op is COPY:
@@ -115,8 +113,6 @@ def _remarks(step: Step) -> str:
         remarks.append(f"in {', '.join(buckets)}")
     if step.reuses or step.updates:
         remarks.append("in place")
-    if step.keeps:
-        remarks.append("kept")
     if step.goes_on:
         remarks.append("goes on")
     if step.dies:
@@ -162,14 +158,24 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 n in ends,
                 n in reusing,
                 n in memory.updates,
-                i.op is COPY and len(graph.leaves) <= i.inputs[0] < graph.first and output not in kept,
                 kernel or op.kernel,
             )
         )
     lanes = lanes_of(steps, specs[: graph.first], graph.outputs, way_of) if "overlap" in pass_names else None
     in_tf32 = matmul_precision() == "high" and any(backend_of(d).has_tf32 for d in {spec.device for spec in specs})
-    leaf_devices = tuple(spec.device for spec in graph.leaves)
-    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory, leaf_devices, lanes, in_tf32)
+    devices = tuple(spec.device for spec in specs[: graph.first])
+    captures = Captures(steps, len(graph.leaves), graph.outputs, specs) if lanes is None else None
+    return Plan(
+        len(graph.leaves),
+        graph.constants,
+        tuple(steps),
+        graph.outputs,
+        memory,
+        devices,
+        lanes,
+        in_tf32,
+        captures if captures is not None and captures.stretches else None,
+    )
 
 
 def way_of(device: str) -> Way:

@@ -19,9 +19,12 @@ def _region_kernel(xp: Any, arrays: Any, program: Program) -> tuple[Any, ...]:
     return tuple(outputs)
 
 
-def region_into(xp: Any, outputs: list[Any], arrays: Any, program: Program) -> None:
-    """Runs a region into given memory: as one generated kernel where there is one, on the CPU by blocks."""
-    if compiles(xp) and launch(xp, outputs, arrays, program):
+def region_into(xp: Any, outputs: list[Any], arrays: Any, program: Program, in_place: bool = False) -> None:
+    """Runs a region into given memory: as one generated kernel where there is one, on the CPU by blocks.
+
+    `in_place` says that outputs may lie where inputs lie, as the memory plan allows it.
+    """
+    if compiles(xp) and launch(xp, outputs, arrays, program, in_place):
         return
     if xp is np:
         run_blocks(program, arrays, outputs)

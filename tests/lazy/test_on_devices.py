@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import fake_cupy
 import numpy as np
 import pytest
 import stand_in
@@ -21,8 +22,8 @@ from fuel_parallel.lazy.outline import outline
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.plan import make_plan
 
-DEVICES = ("cpu", "plain:0", "products:0", "abacus:0", "opencl:0", pytest.param("cuda:0", marks=pytest.mark.gpu))
-"""Those of tests: a stand-in for a GPU, another whose products are those of CUDA, and a backend with few kernels."""
+DEVICES = ("cpu", "plain:0", "products:0", "cuda:0", "abacus:0", "opencl:0")
+"""Those of tests: a stand-in for a GPU, one with products as on CUDA, one for CuPy, and a backend with few kernels."""
 
 ON_HOST = {
     "argsort", "astype", "cholesky", "complex_expm1", "complex_tanh", "copy_pages", "det", "eigh", "eigvalsh", "fft",
@@ -42,7 +43,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if name == "products:0" and stand_in_cublas.COMPILER is None:
         pytest.skip(stand_in_cublas.NO_COMPILER)
     backend = stand_in_cublas.Backend if name == "products:0" else stand_in.StandInBackend
-    with stand_in.installed(stand_in.StandInMemory(name if name == "products:0" else "plain:0"), backend):
+    memory = stand_in.StandInMemory(name if name == "products:0" else "plain:0")
+    with stand_in.installed(memory, backend), fake_cupy.installed():
         try:
             yield backends.check_device(name)
         except DeviceError as reason:

@@ -7,7 +7,7 @@ header.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -166,6 +166,9 @@ static __device__ inline unsigned bits_from_float(float x) { return __float_as_u
     halves=_HALVES.replace("FUNCTION", "static __device__ inline"),
 )
 """CUDA C, and HIP by way of CuPy."""
+
+CUDA_IN_PLACE = replace(CUDA, const_pointer="const {type}*", pointer="{type}*")
+"""For outputs that are written over inputs: nothing may be assumed of pointers."""
 
 OPENCL = Dialect(
     kernel="__kernel",
