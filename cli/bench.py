@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
 from fuel_parallel import environment
+from fuel_parallel.sizes import bytes_of
 from fuelrun.option_types import Count, Seconds
 
 TUNING = "fuel_parallel.comm.speed.tuning"
@@ -47,7 +47,6 @@ class Sizes(click.ParamType[list[int]]):
     """Sizes in bytes, as 4KiB,1MiB or as the range 4KiB:64MiB, each four times the one before."""
 
     name = "sizes"
-    UNITS: ClassVar[dict[str, int]] = {"": 0, "K": 10, "M": 20, "G": 30}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         """Say what was expected, and what came instead."""
@@ -62,10 +61,10 @@ class Sizes(click.ParamType[list[int]]):
         return [size for size in (start << 2 * n for n in range(32)) if size <= end]
 
     def _size(self, word: str, value: str) -> int:
-        match = re.fullmatch(r"(\d{1,15})([KMG]?)(i?B)?", word.strip(), re.IGNORECASE)
-        if match is None:
+        size = bytes_of(word)
+        if size is None:
             raise click.UsageError(f"--sizes takes sizes such as 64,4KiB,1MiB or a range 4KiB:64MiB; got '{value}'")
-        return int(match[1]) << self.UNITS[match[2].upper()]
+        return size
 
 
 @click.command(epilog=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -21,6 +21,7 @@ import numpy as np
 import stand_in
 
 DEVICES = 2
+_handles = [ctypes.create_string_buffer(64) for _ in range(DEVICES)]
 _state = threading.local()
 
 
@@ -42,6 +43,12 @@ class Device:
     def __init__(self, device=None):
         self.id = current_device() if device is None else int(device)
         self._before = []
+
+    compute_capability = "90"
+
+    @property
+    def cublas_handle(self):
+        return ctypes.addressof(_handles[self.id])
 
     def __int__(self):
         return self.id

@@ -3,12 +3,13 @@
 Arrays lie in host memory that only `__cuda_array_interface__` shows. Functions are numpy's. They are queued, and read
 memory when their turn comes (see `fake_cuda`); those whose result's shape depends on values wait, as CuPy's do, and
 those that CuPy hands to cuBLAS are refused while a stream captures. `RawModule` compiles for the host, see
-`kernels_on_host`.
+`kernels_on_host`; the library's own calls of cuBLAS are those of `stand_in_cublas`, queued like all else.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.machinery
 import math
 import shutil
@@ -22,9 +23,12 @@ import fake_cuda
 import kernels_on_host
 import numpy as np
 import stand_in
+import stand_in_cublas
 from fake_cuda import current_stream
 
 from fuel_parallel import backends
+from fuel_parallel.backends import cupy_backend
+from fuel_parallel.backends.cublas import CupyWithProducts
 
 BY_CUBLAS = {"dot", "einsum", "inner", "matmul", "outer", "tensordot", "vdot"}
 """CuPy asks the handle of cuBLAS for its stream in each of them, which refuses one that captures."""
@@ -406,6 +410,18 @@ class Namespace:
         return self._module.of(self._namespace, name)
 
 
+class OnStream(stand_in_cublas.InOrder):
+    """A product of cuBLAS, queued on the current stream or captured with the addresses that it works on."""
+
+    def __call__(self, *arguments):
+        def work():
+            status = self.function(*arguments)
+            assert not status, f"cuBLAS: status {status}"
+
+        fake_cuda.current_stream().add(work)
+        return 0
+
+
 module = Functions()
 module.cuda = types.SimpleNamespace(
     __spec__=importlib.machinery.ModuleSpec("cupy.cuda", None),
@@ -414,6 +430,7 @@ module.cuda = types.SimpleNamespace(
     Graph=fake_cuda.Graph,
     MemoryPool=fake_cuda.MemoryPool,
     Stream=fake_cuda.Stream,
+    alloc=fake_cuda.allocate,
     alloc_pinned_memory=fake_cuda.alloc_pinned_memory,
     get_current_stream=fake_cuda.current_stream,
     memory=types.SimpleNamespace(OutOfMemoryError=fake_cuda.OutOfMemoryError),
@@ -422,6 +439,7 @@ module.cuda = types.SimpleNamespace(
         is_hip=False,
         getDevice=fake_cuda.current_device,
         getDeviceCount=lambda: fake_cuda.DEVICES,
+        runtimeGetVersion=lambda: 13000,
         getDeviceProperties=lambda n: {"name": b"stand-in", "totalGlobalMem": 1 << 30},
         deviceCanAccessPeer=lambda a, b: True,
         deviceEnablePeerAccess=lambda n: None,
@@ -431,6 +449,11 @@ module.cuda = types.SimpleNamespace(
     using_allocator=fake_cuda.using_allocator,
 )
 module.get_default_memory_pool = lambda: fake_cuda.default_pool
+
+
+@functools.cache
+def _with_products():
+    return CupyWithProducts(module, stand_in_cublas.library(OnStream))
 
 
 @contextmanager
@@ -446,9 +469,11 @@ def installed():
     }
     sys.modules.update(mine)
     found = {name: backends._found.pop(name) for name in list(backends._found) if name.startswith("cuda:")}
+    with_products, cupy_backend._with_products = cupy_backend._with_products, _with_products
     try:
         yield module
     finally:
+        cupy_backend._with_products = with_products
         for name in list(backends._found):
             if name.startswith("cuda:"):
                 del backends._found[name]

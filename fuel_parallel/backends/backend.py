@@ -1,11 +1,12 @@
 """The interface between the runtime and a kind of device.
 
-A backend is arrays, an array module that computes on them, and copies. How an op is computed follows from three things
-that a backend says of itself, and is decided when a plan is made:
+A backend is arrays, an array module that computes on them, and copies. How an op is computed follows from what it
+says of itself, and is decided when a plan is made:
 
-1. by its kernel of the registry on `array_module`, if the backend `runs` it there;
-2. by a generated kernel, if the backend has a C dialect and the op an expression in it;
-3. on the host otherwise, between two Copy steps of the plan.
+1. by a kernel that is written for the op in C, if there is one and the backend has a dialect;
+2. by its kernel of the registry on `array_module`, if the backend `runs` it there;
+3. by a generated kernel, if the backend has a dialect and the op an expression in it;
+4. on the host otherwise, between two Copy steps of the plan.
 
 A package adds a backend by an entry point of the group `fuel_parallel.backends`, whose name is the kind of device and
 whose value is a `Backend`.
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fuel_parallel.backends.device_memory import DeviceMemory
+from fuel_parallel.backends.device_memory import DeviceMemory, Event, Host, Stream
 from fuel_parallel.errors import DeviceError
 
 
@@ -33,6 +34,26 @@ class DeviceProperties:
     name: str
     vendor: str
     memory: int
+
+
+class Departure:
+    """A copy of an array to the host that was queued. `host` has its values when `wait` has returned.
+
+    Until then the array is held, but what is written over its memory must come after the copy: see `hold_up`.
+    """
+
+    def __init__(self, memory: DeviceMemory, host: Host, source: Any, arrived: Event) -> None:
+        self.host = host
+        self._memory, self._source, self._arrived = memory, source, arrived
+
+    def wait(self) -> None:
+        """Waits until the values are there."""
+        self._arrived.synchronize()
+        self._source = None
+
+    def hold_up(self) -> None:
+        """Lets what is queued from now on, on the current stream of the device, begin only after the copy."""
+        self._memory.stream().wait_event(self._arrived)
 
 
 class Recording(Protocol):
@@ -60,12 +81,21 @@ class Backend(ABC):
     """Whether queued work can be captured as a graph, see `record`."""
     lacks: frozenset[str] = frozenset()
     """Names of dtypes in which generated kernels cannot compute."""
+    views: bool = True
+    """Whether an array in another order of dimensions is a view; else it is a copy in the order of its elements."""
     family: str = ""
     """Devices of one family copy to each other directly, others through the host; the kind of device if empty."""
     dlpack_device: tuple[int, int]
     """Device type and number, as DLPack counts them."""
+    has_tf32: bool = False
+    """Whether `matmul_precision("high")` changes its float32 products."""
     memory: DeviceMemory | None = None
     """How to reach the device's memory from other ranks; None where arrays lie in the host's, or go through it."""
+    queues: bool = False
+    """Whether work is queued on the current stream of `memory`, and done while the host goes on, so that one thread can
+    keep several devices busy. Any other device has a thread of its own in a plan over several devices: its kernels and
+    copies run there, while `from_host` and `to_host` may be called on other threads, too."""
+    _way_out: Stream | None = None
 
     @classmethod
     def count(cls) -> int:
@@ -116,8 +146,9 @@ class Backend(ABC):
         return self.memory.address(array)
 
     def owns(self, array: Any) -> bool:
-        """Whether the array is all of its memory, and no view of another's."""
-        return isinstance(array, self.array_module.ndarray) and bool(array.flags.owndata)
+        """Whether the array is all of its memory, and no view of another's. False where the module has no `ndarray`."""
+        kind: Any = getattr(self.array_module, "ndarray", ())
+        return isinstance(array, kind) and bool(array.flags.owndata)
 
     def from_peer(self, peer: Backend, array: Any) -> Any:
         """The values of an array of another device of the same family on this one, without a stop at the host."""
@@ -125,13 +156,37 @@ class Backend(ABC):
             return self.from_host(peer.to_host(array))
         with peer.running():
             source = peer.settle(array)
-            peer.memory.stream().synchronize()
+            made = peer.memory.stream().record()
         with self.running():
             copied = self.array_module.empty(source.shape, dtype=source.dtype)
+            stream = self.memory.stream()
+            stream.wait_event(made)
             self.memory.copy_from_peer(copied, peer.memory, source)
-            # The source may be let go, and its memory used again, by a stream that knows nothing of this one.
-            self.memory.stream().synchronize()
+            arrived = stream.record()
+        with peer.running():
+            # The source may be let go, and its memory used again: by what comes after the copy.
+            peer.memory.stream().wait_event(arrived)
         return copied
+
+    def depart(self, array: Any) -> Departure:
+        """Queues the copy of an array to pinned memory of the host; for a backend that `queues`.
+
+        It goes on beside what is queued on the current stream from now on.
+        """
+        memory = self.memory
+        if memory is None:
+            raise TypeError(f"{type(self).__name__} queues nothing: use to_host")
+        with self.running():
+            source = self.settle(array)
+            made = memory.stream().record()
+            host = memory.pinned(source.nbytes)
+            if self._way_out is None:
+                self._way_out = memory.new_stream()
+            with memory.running(self._way_out):
+                self._way_out.wait_event(made)
+                memory.copy_to_host(host, source)
+                arrived = self._way_out.record()
+        return Departure(memory, host.view(source.dtype).reshape(source.shape), source, arrived)
 
     def wait(self) -> None:
         """Returns when all that was queued on the device is done."""

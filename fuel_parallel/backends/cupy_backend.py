@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fuel_parallel.backends.backend import Backend, DeviceProperties
+from fuel_parallel.backends.cublas import CupyWithProducts
 from fuel_parallel.backends.cuda_graph import CudaGraph
 from fuel_parallel.backends.cupy_memory import CupyMemory
 from fuel_parallel.backends.staging import Staging
@@ -48,10 +50,11 @@ for which it copies a table to the device: a plan goes around those.
 
 
 class CupyBackend(Backend):
-    """Arrays of one GPU. CUDA and ROCm differ in nothing but their name: CuPy is built for one or the other."""
+    """Arrays of one GPU. CUDA and ROCm differ in name, and in who multiplies: CuPy is built for one or the other."""
 
     kind: ClassVar[str]
     dialect = "cuda"
+    queues = True
     writes = True
 
     @classmethod
@@ -110,17 +113,32 @@ class CupyBackend(Backend):
 
 
 class CudaBackend(CupyBackend):
-    """NVIDIA's GPUs. CuPy captures graphs of CUDA only."""
+    """NVIDIA's GPUs, with matrix products by cuBLAS itself. CuPy captures graphs of CUDA only."""
 
     kind = "cuda"
     graphs = True
 
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.array_module = _with_products()
+        capability = self.array_module.cuda.Device(number).compute_capability
+        self.has_tf32 = int(capability) >= 80
+
     def captures(self, op: str, inputs: Sequence[Any], attrs: tuple[Any, ...]) -> bool:
-        return op in CAPTURED
+        return op in CAPTURED or (op == "matmul" and self.array_module.products.multiplies(inputs[0].dtype))
 
     def record(self, work: Callable[[], None]) -> CudaGraph:
         with self.running():
+            self.array_module.products.prepare()
             return CudaGraph(self.array_module, work)
+
+
+@lru_cache(maxsize=1)
+def _with_products() -> CupyWithProducts:
+    """One for all devices, as CuPy is."""
+    import cupy
+
+    return CupyWithProducts(cupy)
 
 
 class RocmBackend(CupyBackend):

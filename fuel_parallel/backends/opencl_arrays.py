@@ -79,6 +79,12 @@ class Array:
         self.module.launch(run, self.size, result.buffer, self.buffer, np.int64(self.size))
         return result
 
+    def fill(self, value: int) -> None:
+        """Sets all elements to 0."""
+        if value:
+            raise NotImplementedError("arrays are filled with zeros only")
+        self.module.fill_bytes(self, 0)
+
     def __getitem__(self, keys: tuple[slice, ...]) -> Array:
         shape, start, steps = _window(self.shape, keys)
         return self.module.strided(self, shape, start, steps)
@@ -101,6 +107,7 @@ class OpenClModule:
         self.pool = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(self.queue))
         rounds = cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT & device.single_fp_config
         self.options = ["-cl-std=CL1.2", *(["-cl-fp32-correctly-rounded-divide-sqrt"] if rounds else [])]
+        self.add = SimpleNamespace(at=self._add_at)
         self._programs: dict[str, Any] = {}
         self._kernels: dict[tuple[str, str], Any] = {}
 
@@ -142,9 +149,13 @@ class OpenClModule:
     def zeros(self, shape: Any, dtype: Any = np.float64) -> Array:
         """An array of zeros."""
         result = self.empty(shape, dtype)
-        if result.nbytes:
-            cl.enqueue_fill_buffer(self.queue, result.buffer, np.zeros(1, np.uint8), 0, result.nbytes)
+        self.fill_bytes(result, 0)
         return result
+
+    def fill_bytes(self, x: Array, byte: int) -> None:
+        """Sets every byte of an array."""
+        if x.nbytes:
+            cl.enqueue_fill_buffer(self.queue, x.buffer, np.array([byte], np.uint8), 0, x.nbytes)
 
     def put(self, host: np.ndarray[Any, Any]) -> Array:
         """The values of a host array, which may be written as soon as this returns."""
@@ -161,11 +172,13 @@ class OpenClModule:
             cl.enqueue_copy(self.queue, result.buffer, x.buffer, byte_count=x.nbytes)
         return result
 
-    def asarray(self, x: Array) -> Array:
+    def asarray(self, x: Array | np.ndarray[Any, Any]) -> Array:
+        """The array itself; the values of one of the host."""
+        return x if isinstance(x, Array) else self.put(x)
+
+    def ascontiguousarray(self, x: Array) -> Array:
         """The array itself."""
         return x
-
-    ascontiguousarray = asarray
 
     # Functions that move elements.
 
@@ -213,6 +226,37 @@ class OpenClModule:
         self.launch(run, result.size, result.buffer, x.buffer, indices.buffer, outside.buffer, *counts)
         if outside.get()[0]:
             raise IndexError(f"an index is out of bounds for axis {axis} with size {extent}")
+        return result
+
+    def _add_at(self, out: Array, selector: tuple[Any, ...], values: Array) -> None:
+        """numpy's `add.at` with one index array among whole slices: sums of equal indices in their order."""
+        (axis,) = (d for d, key in enumerate(selector) if isinstance(key, Array))
+        indices = selector[axis]
+        inner, extent, count = math.prod(out.shape[axis + 1 :]), out.shape[axis], indices.size
+        first, following = self.empty((extent,), np.int32), self.empty((count,), np.int32)
+        self.fill_bytes(first, 0xFF)  # -1
+        places = (first.buffer, following.buffer)
+        run = self.kernel(sources.chain(indices.dtype.name), "chain")
+        self.launch(run, count, *places, indices.buffer, np.int32(count), np.int64(extent))
+        run = self.kernel(sources.add_rows(out.dtype.name), "add_rows")
+        counts = [np.int64(n) for n in (out.size, inner, count, extent)]
+        self.launch(run, out.size, out.buffer, values.buffer, *places, *counts)
+
+    def cumsum(self, x: Array, axis: int) -> Array:
+        """numpy's."""
+        return self._scan(x, axis, "+")
+
+    def cumprod(self, x: Array, axis: int) -> Array:
+        """numpy's."""
+        return self._scan(x, axis, "*")
+
+    def _scan(self, x: Array, axis: int, sign: str) -> Array:
+        wide = {"b": np.int64, "i": np.int64, "u": np.uint64}
+        result = self.empty(x.shape, wide.get(x.dtype.kind, x.dtype))
+        inner, extent = math.prod(x.shape[axis + 1 :]), x.shape[axis]
+        lines = x.size // extent if extent else 0
+        run = self.kernel(sources.scan(x.dtype.name, result.dtype.name, sign), "scan")
+        self.launch(run, lines, result.buffer, x.buffer, np.int64(lines), np.int64(inner), np.int64(extent))
         return result
 
     # Products.

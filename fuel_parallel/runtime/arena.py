@@ -63,6 +63,13 @@ def arena_of(device: str) -> Arena:
     return found
 
 
+def forget_arenas() -> list[str]:
+    """Leaves all arenas to whoever still works in them; the next plan gets new ones. Gives their devices."""
+    devices = list(_arenas)
+    _arenas.clear()
+    return devices
+
+
 def arena_bytes() -> int:
     """Bytes of the arenas of all devices."""
     return sum(arena.nbytes for arena in _arenas.values())

@@ -1,10 +1,12 @@
 """Runs a plan: one kernel after the other, each value let go after its last use.
 
-One thread at a time: who runs a plan holds the graph's lock, since all plans share the arena.
+One plan at a time: who runs one holds the graph's lock, since all plans share the arena. The lanes of a plan over
+several devices run side by side, see `side_by_side`.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,12 +16,14 @@ from fuel_parallel.backends import backend_of
 from fuel_parallel.comm.announce import announce
 from fuel_parallel.errors import FuelError, RealizeError
 from fuel_parallel.lazy.node import Node, describe_line
-from fuel_parallel.runtime.arena import arena_bytes, arena_of
+from fuel_parallel.runtime.arena import arena_bytes, arena_of, forget_arenas
+from fuel_parallel.runtime.lanes import HOST
 from fuel_parallel.runtime.memory import Place
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import REGION, region_into
+from fuel_parallel.runtime.side_by_side import Compute, run_side_by_side
 from fuel_parallel.runtime.stretch import graph_bytes, release_graphs
-from fuel_parallel.runtime.trace import Compute, recorder
+from fuel_parallel.runtime.trace import recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +88,33 @@ class _Run:
     ) -> None:
         self.plan, self.computed, self.spare, self.taken = plan, computed, spare, taken
         self.new_bytes = 0
+        self.others: list[_Run] = []
         self.buckets: dict[int, Any] = {}
         self.under_way: dict[int, tuple[Step, Any]] = {}
         self.values = [*leaves, *plan.constants, *[None] * len(plan.steps)]
 
     def run(self) -> list[Any]:
-        plan = self.plan
+        plan, values = self.plan, self.values
         for device, nbytes in plan.memory.arenas.items():
             if arena_of(device).nbytes < nbytes:
                 release_graphs(device)  # they work on the bytes that are let go
                 arena_of(device).at_least(nbytes)
-        compute = recorder.timed(plan, self.computed, self._compute) if recorder else self._compute
+        if plan.lanes is None or not run_side_by_side(self, plan.lanes):
+            self._one_by_one()
+        global _stats
+        memory = plan.memory
+        new_bytes = self.new_bytes + sum(other.new_bytes for other in self.others)
+        planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + new_bytes
+        _stats = MemoryStats(planned, peak, arena_bytes(), 0)
+        if recorder:
+            recorder.ran(arena_bytes())
+        results = [values[slot] for slot in plan.outputs]
+        values.clear()  # a thread that has ended its part may still refer to it
+        return results
+
+    def _one_by_one(self) -> None:
+        plan = self.plan
+        compute = self.noted(HOST, self._compute)
         device = ""
         with ExitStack() as active:
             for step in plan.steps if recorder or plan.captures is None else plan.captures.rest(self):
@@ -105,18 +125,11 @@ class _Run:
                     xp = backend.array_module
                     active.enter_context(backend.running())
                 if step.finishes:
-                    self._finish(step.finishes)
+                    self.finish(step.finishes)
                 self.do(step, xp, compute)
                 if self.under_way:
-                    self._progress()
-            self._finish(tuple(self.under_way))
-        global _stats
-        memory = plan.memory
-        planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + self.new_bytes
-        _stats = MemoryStats(planned, peak, arena_bytes(), 0)
-        if recorder:
-            recorder.ran(arena_bytes())
-        return [self.values[slot] for slot in plan.outputs]
+                    self.progress()
+            self.finish(tuple(self.under_way))
 
     def do(self, step: Step, xp: Any, compute: Compute | None = None) -> None:
         """Runs one step, by `compute` if that is given, and lets go of what it was the last to read."""
@@ -127,7 +140,7 @@ class _Run:
         except FuelError:
             raise
         except Exception as reason:
-            raise _failure(step, arguments, self.computed[step.origin], reason) from reason
+            raise self.failure(step, arguments, reason) from reason
         for slot in step.dies:
             values[slot] = None
 
@@ -172,23 +185,6 @@ class _Run:
         update(xp, arguments, *step.attrs) if step.op.variadic else update(xp, *arguments, *step.attrs)
         return arguments[0]
 
-    def _progress(self) -> None:
-        for _, pending in self.under_way.values():
-            pending.progress()
-
-    def _finish(self, slots: tuple[int, ...]) -> None:
-        """Puts the results of steps that went on where they are read."""
-        for slot in slots:
-            step, pending = self.under_way.pop(slot)
-            try:
-                self.values[slot] = pending.wait()
-            except FuelError:
-                raise
-            except Exception as reason:
-                raise _failure(step, [], self.computed[step.origin], reason) from reason
-            if recorder:
-                recorder.went_on(step)
-
     def _memory(self, place: Place) -> Any:
         if place.bucket >= 0:
             return self._in_bucket(place)
@@ -210,6 +206,43 @@ class _Run:
             self.new_bytes += bucket.nbytes
         flat = memory[place.offset : place.offset + place.spec.nbytes]
         return flat.view(place.spec.dtype).reshape(place.spec.shape)
+
+    # For threads that run the plan side by side: see `side_by_side.Run`.
+
+    def compute_on(self, thread: str) -> Compute:
+        if thread == HOST:
+            return self._compute
+        other = copy.copy(self)  # counts for itself
+        other.new_bytes = 0
+        self.others.append(other)
+        return other._compute
+
+    def noted(self, thread: str, compute: Compute) -> Compute:
+        return recorder.timed(self.plan, self.computed, compute, thread) if recorder else compute
+
+    def progress(self) -> None:
+        for _, pending in self.under_way.values():
+            pending.progress()
+
+    def finish(self, slots: tuple[int, ...]) -> None:
+        """Puts the results of steps that went on where they are read."""
+        for slot in slots:
+            step, pending = self.under_way.pop(slot)
+            try:
+                self.values[slot] = pending.wait()
+            except FuelError:
+                raise
+            except Exception as reason:
+                raise self.failure(step, [], reason) from reason
+            if recorder:
+                recorder.went_on(step)
+
+    def failure(self, step: Step, arguments: list[Any], reason: Exception) -> RealizeError:
+        return _failure(step, arguments, self.computed[step.origin], reason)
+
+    def abandon(self) -> None:
+        for device in forget_arenas():
+            release_graphs(device)
 
 
 def _failure(step: Step, arguments: list[Any], node: Node, reason: Exception) -> RealizeError:

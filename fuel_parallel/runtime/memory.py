@@ -31,6 +31,7 @@ from fuel_parallel.lazy.ops.manipulation import CONCAT
 from fuel_parallel.runtime.buckets import Bucket, may_hold
 from fuel_parallel.runtime.codegen.launch import replaceable
 from fuel_parallel.runtime.graph import Graph, Instruction
+from fuel_parallel.runtime.kernels import kernel_of
 from fuel_parallel.runtime.program import reusable
 from fuel_parallel.runtime.region import ITEM, REGION
 
@@ -198,6 +199,10 @@ def writes_into(i: Instruction, graph: Graph) -> bool:
         return False  # transports take memory on the streams on which they work
     if i.op is REGION:
         return True
+    if i.spec.device != "cpu":
+        inputs = [graph.spec_of(value) for value in i.inputs]
+        if kernel_of(i.op, inputs, i.attrs, i.spec) is not i.op.kernel:
+            return False  # a kernel in C, which makes its own memory
     return (i.op.into is not None or i.op.ufunc != "") and not is_half(i.spec.dtype) and i.spec.size > 0
 
 

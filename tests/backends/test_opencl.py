@@ -97,3 +97,51 @@ def test_operands_on_two_devices_are_both_named(opencl: str) -> None:
 def test_there_is_no_dlpack_capsule(opencl: str) -> None:
     with pytest.raises(DeviceError, match=r"x\.to\('cpu'\)"):
         ft.ones(2, device=opencl).__dlpack__()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    rows=st.integers(1, 12),
+    count=st.integers(0, 30),
+    inner=st.integers(1, 4),
+    outer=st.integers(1, 3),
+    dtype=st.sampled_from([np.float64, np.float32, np.float16, np.int64]),
+    seed=st.integers(0, 99),
+)
+def test_rows_are_added_in_the_order_of_their_indices(
+    opencl: str, rows: int, count: int, inner: int, outer: int, dtype: Any, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    index = rng.integers(-rows, rows, count)
+    g = rng.integers(-4, 5, (outer, count, inner)).astype(dtype)
+
+    def total(device: str) -> Any:
+        from fuel_parallel.lazy.node import OPS, apply
+
+        nodes = [ft.asarray(x).to(device).node for x in (g, index)]
+        return ft.Tensor(apply(OPS["index_add"], tuple(nodes), (outer, rows, inner), (1,)))
+
+    wanted = np.zeros((outer, rows, inner))
+    np.add.at(wanted, (slice(None), index), g)
+    found = total(opencl)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint16, np.bool_], ids=str)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_running_sums_and_products_agree(opencl: str, dtype: Any, axis: int) -> None:
+    x = random((2, 3, 5), np.float64).astype(dtype)
+    for function in (ft.cumulative_sum, ft.cumulative_prod):
+        here, there = function(ft.asarray(x), axis=axis), function(ft.asarray(x).to(opencl), axis=axis)
+        assert (there.dtype, there.device) == (here.dtype, opencl)
+        np.testing.assert_allclose(there.numpy().astype(np.float64), here.numpy().astype(np.float64), rtol=2e-3)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3)])
+def test_axes_without_elements(opencl: str, shape: tuple[int, ...]) -> None:
+    x = ft.zeros(shape, device=opencl)
+    assert ft.any(x, axis=1).tolist() == [False] * shape[0]
+    assert ft.prod(x, axis=1).tolist() == [1.0] * shape[0]
+    assert ft.cumulative_sum(x, axis=1).shape == shape
+    assert ft.tril(x).shape == shape

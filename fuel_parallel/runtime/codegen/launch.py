@@ -1,4 +1,4 @@
-"""Runs a region as a generated kernel: by CuPy on CUDA and ROCm, or by an array module with CuPy's `RawModule`.
+"""Compiles sources and runs regions: by CuPy on CUDA and ROCm, or by an array module with CuPy's `RawModule`.
 
 Sources are made once for each program and compiled once for each source and device; CuPy and pyopencl keep compiled
 code on disk as well. The kernels run on the current stream. Outputs must not share memory with inputs, but that one may
@@ -48,11 +48,15 @@ def replaceable(program: Program) -> frozenset[tuple[int, int]]:
     return frozenset() if isinstance(kernel, str) else kernel.replaceable
 
 
+def functions(xp: Any, source: str, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Kernels of a source, compiled for the current device; called as CuPy's are, with grid, block and arguments."""
+    return _compiled(xp, _current_device(xp), source, names)
+
+
 @cache  # never unloaded: a captured graph may run it
-def _compiled(xp: Any, device: int, source: str, has_finish: bool) -> tuple[Any, Any]:
-    """The two kernels of a source on the current device."""
+def _compiled(xp: Any, device: int, source: str, names: tuple[str, ...]) -> tuple[Any, ...]:
     module = xp.RawModule(code=source, options=_options(xp))
-    return module.get_function(ENTRY), module.get_function(FINISH) if has_finish else None
+    return tuple(module.get_function(name) for name in names)
 
 
 def _options(xp: Any) -> tuple[str, ...]:
@@ -78,7 +82,7 @@ def launch(xp: Any, outputs: list[Any], arrays: Any, program: Program, in_place:
     if isinstance(kernel, str):
         return False
     count = np.int64 if kernel.wide_positions else np.int32
-    first, finish = _compiled(xp, _current_device(xp), kernel.source, bool(kernel.workspaces))
+    first, *finish = functions(xp, kernel.source, (ENTRY, FINISH) if kernel.workspaces else (ENTRY,))
     blocks, partial_rows = kernel.blocks(program.rows), kernel.partial_rows(program.rows)
     partials = [
         xp.empty((partial_rows, program.columns) if by_column else (blocks,), dtype=dtype)
@@ -90,8 +94,8 @@ def launch(xp: Any, outputs: list[Any], arrays: Any, program: Program, in_place:
     ]
     direct = [outputs[o] for o in kernel.direct]
     first((blocks,), (kernel.arrangement.threads,), (*inputs, *direct, *partials, count(program.rows)))
-    if finish is not None:
+    if finish:
         summed = [outputs[o] for o in kernel.summed]
         arguments = (*partials, *summed, count(blocks), count(partial_rows))
-        finish((kernel.finish_blocks(),), (FINISH_THREADS,), arguments)
+        finish[0]((kernel.finish_blocks(),), (FINISH_THREADS,), arguments)
     return True

@@ -1,8 +1,9 @@
 """What a device cannot compute is computed on the host, between Copy instructions that the plan shows.
 
 Not a pass that can be switched off: it comes after all of them, and a plan without it would not run. A value is copied
-to the host once, and back only if something on the device, or the caller, needs it there. A constant that a device
-needs is put there when the plan is made, not in each run.
+to the host once, and back only if something on the device, or the caller, needs it there. Copies of one value are that
+value: none goes where it is already, whatever the way on which it came. A constant that a device needs is put there
+when the plan is made, not in each run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def on_host_where_needed(graph: Graph) -> Graph:
 
 
 class _Placing:
-    """`places[v]` are the new numbers of the old value v, by device."""
+    """`places[v]` are the new numbers of the old value v, by device; a copy shares them with what it is a copy of."""
 
     def __init__(self, graph: Graph) -> None:
         self.old, self.specs = graph, graph.specs()
@@ -51,8 +52,8 @@ class _Placing:
                 return {spec.device: self._on(value, spec.device, i.origin)}
             if spec.device not in places:
                 source = self._on(value, self.specs[value].device, i.origin)
-                return {spec.device: add(COPY, (source,), i.attrs, spec, i.origin)}
-            return {spec.device: places[spec.device]}
+                places[spec.device] = add(COPY, (source,), i.attrs, spec, i.origin)
+            return places
         inputs = [self.specs[v] for v in i.inputs]
         if self._stays(i, inputs):
             return {spec.device: add(i.op, self._all_on(i, None), i.attrs, spec, i.origin)}

@@ -32,6 +32,7 @@ class HostCupy:
         self.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: self.device, is_hip=is_hip))
 
     asarray = staticmethod(np.asarray)
+    zeros = staticmethod(np.zeros)
     ascontiguousarray = staticmethod(np.ascontiguousarray)
 
     @staticmethod
@@ -69,11 +70,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def on_host(folder: Path) -> Runner:
+def on_host(host_cupy: HostCupy) -> Runner:
     """A function that runs a program as a generated kernel on the host, and gives its outputs."""
     if kernels_on_host.COMPILER is None:
         pytest.skip("no C++ compiler: neither g++ nor clang++ is installed")
-    cupy = HostCupy(folder)
+    cupy = host_cupy
 
     def run(program: Program, arrays: list[Any], limits: Limits | None = None, in_place: bool = False) -> list[Any]:
         outputs = [cupy.empty(shape, program.dtype_of(register)) for register, shape in program.outputs]
@@ -90,6 +91,14 @@ def on_host(folder: Path) -> Runner:
         return outputs
 
     return run
+
+
+@pytest.fixture(scope="session")
+def host_cupy(folder: Path) -> HostCupy:
+    """Compiles and runs kernels on the host."""
+    if kernels_on_host.COMPILER is None:
+        pytest.skip("no C++ compiler: neither g++ nor clang++ is installed")
+    return HostCupy(folder)
 
 
 @pytest.fixture
