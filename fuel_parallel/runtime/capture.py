@@ -13,7 +13,9 @@ the graph. Before each launch the plan makes sure that all that the graph reads 
 Results that leave the plan are copies, but for those that took over the memory of a leaf: no launch changes what
 somebody holds. A step that fails while it is captured is left out from then on, and the stretch goes around it.
 
-`FUEL_CUDA_GRAPHS=0` turns graphs off, and so does a trace, which wants the time of each kernel.
+A plan with graphs runs its steps in order, also where it has lanes, as long as one thread does all of them: a launch
+less a kernel is worth more than a copy to the host that goes on beside. `FUEL_CUDA_GRAPHS=0` turns graphs off, and so
+does a trace, which wants the time of each kernel.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class Captures:
     def rest(self, run: Run) -> Iterator[Step]:
         """Launches graphs in their turns, and gives the steps that are in none."""
         at = 0
-        for stretch in self.stretches if graphs_are_on() else []:
+        for stretch in self.stretches:
             yield from self.steps[at : stretch.first]
             if not self._run(stretch, run):
                 yield from stretch.steps
