@@ -158,7 +158,7 @@ def test_a_gpt_learns_the_same_by_graphs(cupy: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv(capture.VARIABLE)
     plans._plans.clear()
     assert losses_of_gpt(6) == plain
-    assert graphs()
+    assert len(graphs()) == 1  # attention and products are captured as all else
     assert launches() == 4 * len(graphs())  # the first step has another plan, and the second is the first run
 
 
