@@ -229,12 +229,18 @@ class Graph:
 
 
 class Memory:
-    """Bytes that a pool has taken from a device."""
+    """Bytes that a pool has taken from a device; `held` are those of all pools, and at most `most` if that is set."""
+
+    held, most = 0, 0
 
     def __init__(self, size, device):
         raw = np.empty(size + 512, np.uint8)
         skip = -raw.ctypes.data % 512
         self.bytes, self.device = raw[skip : skip + size], device
+        Memory.held += size
+
+    def __del__(self):
+        Memory.held -= self.bytes.nbytes
 
 
 class PooledMemory:
@@ -273,6 +279,10 @@ class MemoryPool:
                 raise OutOfMemoryError(
                     f"Out of memory allocating {rounded:,} bytes (limit set to: {self.limit:,} bytes)"
                 )
+            if Memory.most and Memory.held + rounded > Memory.most:
+                self.free_all_blocks()
+            if Memory.most and Memory.held + rounded > Memory.most:
+                raise OutOfMemoryError(f"Out of memory allocating {rounded:,} bytes")
             memory = Memory(rounded, current_device())
             memory.bytes[...] = 0xAB
             self.total += rounded

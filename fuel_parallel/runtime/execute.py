@@ -138,13 +138,22 @@ class _Run:
         values = self.values
         arguments = [values[slot] for slot in step.inputs]
         try:
-            values[step.output] = (compute or self._compute)(step, xp, arguments)
+            values[step.output] = self._with_room(compute or self._compute, step, xp, arguments)
         except FuelError:
             raise
         except Exception as reason:
             raise self.failure(step, arguments, reason) from reason
         for slot in step.dies:
             values[slot] = None
+
+    def _with_room(self, compute: Compute, step: Step, xp: Any, arguments: list[Any]) -> Any:
+        try:
+            return compute(step, xp, arguments)
+        except MemoryError:
+            # Graphs hold memory for speed only. What writes over its input is not begun twice.
+            if step.op.update is not None or not release_graphs(step.spec.device):
+                raise
+        return compute(step, xp, arguments)
 
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
         op = step.op

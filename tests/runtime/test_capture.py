@@ -324,6 +324,21 @@ def _only_in_captures(refuse: Any) -> Any:
     return lambda pool, size: (refuse if fake_cupy.current_stream().notes is not None else plain)(pool, size)
 
 
+def test_graphs_make_room_for_kernels(unfused: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = on_device(np.ones(4000))
+    for _ in range(2):
+        chain(x[1:]).realize()
+    small = last_plan()
+    assert small.captures.stretches[0].graph.recording.nbytes >= 3999 * 8  # type: ignore[union-attr]
+    fake_cuda.default_pool.free_all_blocks()
+    # Enough for a result of that size if the graph goes.
+    monkeypatch.setattr(fake_cuda.Memory, "most", fake_cuda.Memory.held + 16000)
+    np.testing.assert_array_equal((x * 2).realize().numpy(), np.full(4000, 2.0))
+    assert small.captures.stretches[0].graph is None  # type: ignore[union-attr]
+    with pytest.raises(RealizeError, match=r"(?s)Out of memory allocating.*needs 1 MiB"):
+        ft.concat([x] * 40).realize()
+
+
 def test_a_launch_that_fails_is_replaced_by_kernels(unfused: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, stream: Any = None) -> None:
         raise fake_cuda.CUDARuntimeError("cudaErrorUnknown", "unknown error")
