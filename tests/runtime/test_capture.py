@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import fake_cuda
+import fake_cuda_memory
 import fake_cupy
 import numpy as np
 import pytest
@@ -306,13 +307,13 @@ def test_too_little_memory_for_a_graph_is_enough_for_the_kernels(
     unfused: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Any, size: int) -> Any:
-        raise fake_cuda.OutOfMemoryError("Out of memory allocating 4,096 bytes")
+        raise fake_cuda_memory.OutOfMemoryError("Out of memory allocating 4,096 bytes")
 
     x = on_device(np.ones(16))
     for turn in range(4):
         with monkeypatch.context() as patch:
             if turn == 1:
-                patch.setattr(fake_cuda.MemoryPool, "malloc", _only_in_captures(full))
+                patch.setattr(fake_cuda_memory.MemoryPool, "malloc", _only_in_captures(full))
             y = chain(x[1:] * 1.5).realize()
     np.testing.assert_array_equal(y.numpy(), expected(np.ones(15) * 1.5))
     assert not graphs()
@@ -320,7 +321,7 @@ def test_too_little_memory_for_a_graph_is_enough_for_the_kernels(
 
 
 def _only_in_captures(refuse: Any) -> Any:
-    plain = fake_cuda.MemoryPool.malloc
+    plain = fake_cuda_memory.MemoryPool.malloc
     return lambda pool, size: (refuse if fake_cupy.current_stream().notes is not None else plain)(pool, size)
 
 
@@ -330,9 +331,9 @@ def test_graphs_make_room_for_kernels(unfused: None, monkeypatch: pytest.MonkeyP
         chain(x[1:]).realize()
     small = last_plan()
     assert small.captures.stretches[0].graph.recording.nbytes >= 3999 * 8  # type: ignore[union-attr]
-    fake_cuda.default_pool.free_all_blocks()
+    fake_cuda_memory.default_pool.free_all_blocks()
     # Enough for a result of that size if the graph goes.
-    monkeypatch.setattr(fake_cuda.Memory, "most", fake_cuda.Memory.held + 16000)
+    monkeypatch.setattr(fake_cuda_memory.Memory, "most", fake_cuda_memory.Memory.held + 16000)
     np.testing.assert_array_equal((x * 2).realize().numpy(), np.full(4000, 2.0))
     assert small.captures.stretches[0].graph is None  # type: ignore[union-attr]
     with pytest.raises(RealizeError, match=r"(?s)Out of memory allocating.*needs 1 MiB"):
