@@ -367,7 +367,7 @@ def test_graphs_can_be_turned_off(unfused: None, monkeypatch: pytest.MonkeyPatch
 def test_a_trace_sees_each_kernel(unfused: None, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def timed(plan: Any, computed: Any, compute: Any) -> Any:
+    def timed(plan: Any, computed: Any, compute: Any, thread: str) -> Any:
         def noted(step: Any, xp: Any, arguments: Any) -> Any:
             seen.append(step.op.name)
             return compute(step, xp, arguments)
@@ -384,6 +384,8 @@ def test_a_trace_sees_each_kernel(unfused: None, monkeypatch: pytest.MonkeyPatch
 
 
 def test_memory_of_graphs_is_told_and_let_go_of_with_the_plan(unfused: None) -> None:
+    plans._plans.clear()
+    gc.collect()
     held = fp.memory_stats().graphs
     x = on_device(np.ones(1000))
     for _ in range(3):
