@@ -8,7 +8,7 @@ when the plan is made, not in each run.
 
 from __future__ import annotations
 
-from fuel_parallel.backends import move
+from fuel_parallel.backends import backend_of, move
 from fuel_parallel.lazy.node import Spec
 from fuel_parallel.lazy.ops.creation import COPY
 from fuel_parallel.runtime.graph import Builder, Graph, Instruction, without_dead
@@ -74,7 +74,8 @@ class _Placing:
         places = self.places[value]
         if device not in places and value in self.constants:
             constant = self.old.constants[value - len(self.old.leaves)]
-            places[device] = self.builder.constant(move(constant, device))
+            with backend_of(device).running():
+                places[device] = self.builder.constant(move(constant, device))
         if device not in places:
             source = next(iter(places.values()))
             spec = self.specs[value]
