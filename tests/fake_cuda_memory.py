@@ -28,7 +28,8 @@ class Memory:
         Memory.held += size
 
     def __del__(self):
-        Memory.held -= self.bytes.nbytes
+        if not sys.is_finalizing():
+            Memory.held -= self.bytes.nbytes
 
 
 class PooledMemory:

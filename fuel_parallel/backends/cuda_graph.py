@@ -36,11 +36,8 @@ class CudaGraph:
                     stream.end_capture()
                 raise
             self._graph = stream.end_capture()
-
-    @property
-    def nbytes(self) -> int:
+        self.nbytes = int(self._pool.total_bytes())
         """The memory that it holds."""
-        return int(self._pool.total_bytes())
 
     def launch(self) -> None:
         """Queues all of it on the current stream."""

@@ -197,6 +197,8 @@ def _may_capture(step: Step, specs: Sequence[Spec]) -> bool:
     op, backend = step.op, backend_of(step.spec.device)
     if not backend.graphs or op.start or op.crosses_ranks or op.has_effect or step.finishes:
         return False
+    if any(specs[slot].device != step.spec.device for slot in step.inputs):
+        return False
     if op is REGION or op is ITEM or op.elementwise or step.kernel is not op.kernel:  # the last is a kernel in C
         return True
     return backend.captures(op.name, [specs[slot] for slot in step.inputs], step.attrs)
