@@ -28,8 +28,7 @@ class Memory:
         Memory.held += size
 
     def __del__(self):
-        if not sys.is_finalizing():
-            Memory.held -= self.bytes.nbytes
+        type(self).held -= self.bytes.nbytes  # by no name of the module, which may be gone at the end
 
 
 class PooledMemory:
