@@ -206,6 +206,10 @@ def test_large_tensors_go_by_parts(stand_ins: None) -> None:
     group = fp.DeviceGroup(FOUR, topology=linked(FOUR))
     chosen = {n: group._quickest("all_reduce", (n,) * 4, True, group.devices) for n in (2**10, 2**20, 2**28)}
     assert chosen == {2**10: "tree", 2**20: "tree", 2**28: "parts"}
+    for devices, wanted in ((TWO_AND_TWO, "tree"), (FOUR[:2], "fold"), (["cpu", "plain:0"], "fold")):
+        group = fp.DeviceGroup(devices)
+        for n in chosen:
+            assert group._quickest("all_reduce", (n,) * group.size, True, group.devices) == wanted
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
