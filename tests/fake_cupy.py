@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import fake_cuda
+import fake_cuda_memory
 import kernels_on_host
 import numpy as np
-import stand_in
 import stand_in_cublas
+from fake_arrays import Array, checked, harmless, memory_of, on_device
 from fake_cuda import current_stream
 
 from fuel_parallel import backends
@@ -48,181 +49,6 @@ VIEWS = {
 """Functions that give views where they can."""
 
 
-class Flags:
-    def __init__(self, array):
-        self.c_contiguous = array.values.flags.c_contiguous
-        self.f_contiguous = array.values.flags.f_contiguous
-        self.owndata = array.base is None
-
-
-class Array(stand_in.Array):
-    """An array; `base` is the one that a view looks at."""
-
-    def __init__(self, block, values, module, base=None):
-        super().__init__(block, values, module)
-        self.base = base
-
-    flags = property(Flags)
-    device = property(lambda self: fake_cuda.Device(self.block.device_id))
-
-    @property
-    def data(self):
-        return fake_cuda.MemoryPointer(self.block, self.values.ctypes.data - self.block.own if self.size else 0)
-
-    def __len__(self):
-        return len(self.values)
-
-    def __bool__(self):
-        return bool(self.get())
-
-    def __iter__(self):
-        return (self[n] for n in range(len(self)))
-
-    def _like(self, values):
-        return Array(self.block, values, self.module, self if self.base is None else self.base)
-
-    def __getitem__(self, index):
-        index = _on_device(index)
-        if not _has_array(index):
-            found = self.values[index if isinstance(index, tuple) else (index,)]
-            return self._like(np.asarray(found)) if isinstance(found, np.ndarray) else self._like(_element(self, index))
-        if _has_mask(index):
-            return self.module.new(self.module.waited(self)[_waited_for(index)])
-        return self.module.queued(lambda x, at: x[at], [self, index], {})
-
-    def __setitem__(self, index, value):
-        index, value = _on_device(index), _checked(value)
-        if isinstance(value, np.ndarray):
-            raise TypeError("Unsupported type <class 'numpy.ndarray'>")
-        at, source, target = _memory(index), _memory(value), self.values
-
-        def write():
-            target[at] = source
-
-        current_stream().add(write)
-
-    def reshape(self, *shape, order="C"):
-        return self.module.reshape(self, shape[0] if len(shape) == 1 else shape, order=order)
-
-    def transpose(self, *axes):
-        return self._like(self.values.transpose(*axes))
-
-    def ravel(self):
-        return self.reshape(-1)
-
-    flatten = ravel
-
-    def copy(self, order="C"):
-        return self.module.queued(np.copy, [self], {"order": "C"})
-
-    def astype(self, dtype, copy=True, order="K"):
-        if not copy and self.dtype == np.dtype(dtype):
-            return self
-        return self.module.queued(lambda x: x.astype(dtype), [self], {})
-
-    def get(self, stream=None, order="C", out=None, blocking=True):
-        fake_cuda.refuse_in_capture("the current stream is capturing, so D2H transfers are disallowed")
-        (stream or current_stream()).synchronize()
-        if out is None:
-            return self.values.copy(order="C")
-        out[...] = self.values
-        return out
-
-    def item(self, *at):
-        return self.get().item(*at)
-
-    real = property(lambda self: self._like(self.values.real), lambda self, x: self.real.fill(x))
-    imag = property(
-        lambda self: self._like(self.values.imag) if self.dtype.kind == "c" else self.module.zeros_like(self),
-        lambda self, x: self.imag.fill(x),
-    )
-
-
-def _method(name):
-    def method(self, *arguments, **options):
-        return self.module.queued(lambda x, *a, **o: getattr(x, name)(*a, **o), [self, *arguments], options)
-
-    return method
-
-
-for _name in (
-    "all",
-    "any",
-    "argmax",
-    "argmin",
-    "conj",
-    "cumprod",
-    "cumsum",
-    "max",
-    "mean",
-    "min",
-    "prod",
-    "round",
-    "sum",
-):
-    setattr(Array, _name, _method(_name))
-
-
-def _element(array, index):
-    """A view of one element, without dimensions."""
-    ones = tuple(slice(None) if i is Ellipsis else slice(i, i + 1 or None) for i in _tuple(index))
-    return array.values[ones].reshape(())
-
-
-def _tuple(index):
-    return index if isinstance(index, tuple) else (index,)
-
-
-def _has_array(index):
-    return any(isinstance(i, Array) for i in _tuple(index))
-
-
-def _has_mask(index):
-    return any(isinstance(i, Array) and i.dtype == bool for i in _tuple(index))
-
-
-def _waited_for(index):
-    current_stream().synchronize()
-    return _memory(index)
-
-
-def _on_device(index):
-    """An index whose host arrays and lists are copied to the device, as CuPy does."""
-    if isinstance(index, tuple):
-        return tuple(map(_on_device, index))
-    return module.asarray(np.asarray(index)) if isinstance(index, list | np.ndarray) else index
-
-
-def _memory(value):
-    """What numpy reads when the turn comes: the memory of arrays, without holding on to it as an owner does."""
-    if isinstance(value, Array):
-        return value.values
-    if isinstance(value, list | tuple):
-        return type(value)(map(_memory, value))
-    return value
-
-
-def _checked(value):
-    """Refuses arrays of the host, and those of a device that is not the current one."""
-    if isinstance(value, np.ndarray):
-        raise TypeError(f"Unsupported type {np.ndarray}")
-    if isinstance(value, Array) and value.block.device_id != fake_cuda.current_device():
-        raise ValueError(f"Array device must be same as the current device: array device = {value.block.device_id}")
-    if isinstance(value, list | tuple):
-        for one in value:
-            _checked(one)
-    return value
-
-
-def _harmless(value):
-    """In place of an array, to find the shape of a result: zeros, which are a valid index of anything."""
-    if isinstance(value, Array):
-        return np.zeros(value.shape, value.dtype)
-    if isinstance(value, list | tuple):
-        return type(value)(map(_harmless, value))
-    return value
-
-
 class Functions:
     """The module: numpy's functions."""
 
@@ -242,7 +68,7 @@ class Functions:
         shape = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
         dtype = np.dtype(dtype)
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        block = fake_cuda.allocate(max(size, 1)).mem
+        block = fake_cuda_memory.allocate(max(size, 1)).mem
         return Array(block, block.bytes[:size].view(dtype).reshape(shape), self)
 
     def empty_like(self, x, dtype=None):
@@ -271,7 +97,7 @@ class Functions:
         return x if not copy and dtype == x.dtype else self.queued(lambda v: v.astype(dtype), [x], {})
 
     def copyto(self, out, source, where=True):
-        target, values, mask = out.values, _memory(_checked(source)), _memory(_checked(where))
+        target, values, mask = out.values, memory_of(checked(source)), memory_of(checked(where))
         current_stream().add(lambda: np.copyto(target, values, where=mask))
 
     def ascontiguousarray(self, x):
@@ -300,23 +126,23 @@ class Functions:
 
     def waited(self, value):
         current_stream().synchronize()
-        return _memory(value)
+        return memory_of(value)
 
     def queued(self, function, inputs, options):
         """Arrays that will have the function's results; `out` if that is one of the options."""
         options = dict(options)
         out = options.pop("out", None)
         out = out[0] if isinstance(out, tuple) else out
-        _checked([*inputs, *options.values()])
+        checked([*inputs, *options.values()])
         if isinstance(function, np.ufunc) or "where" in options:
             options = {key: value for key, value in options.items() if value is not None}
         with np.errstate(all="ignore"):
-            found = function(*map(_harmless, inputs), **{k: _harmless(v) for k, v in options.items()})
+            found = function(*map(harmless, inputs), **{k: harmless(v) for k, v in options.items()})
         made = _each(found, lambda one: self.empty(np.shape(one), np.asarray(one).dtype)) if out is None else out
         if out is not None and (out.shape != np.shape(found) or not np.can_cast(found.dtype, out.dtype, "same_kind")):
             raise TypeError(f"output of {found.dtype}{found.shape} cannot be {out.dtype}{out.shape}")
-        arguments, targets = [_memory(x) for x in inputs], _memory(made)
-        others = {key: _memory(value) for key, value in options.items()}
+        arguments, targets = [memory_of(x) for x in inputs], memory_of(made)
+        others = {key: memory_of(value) for key, value in options.items()}
 
         def work():
             with np.errstate(all="ignore"):
@@ -331,7 +157,7 @@ class Functions:
         return made
 
     def _view(self, function, inputs, options):
-        result = function(*map(_memory, inputs), **options)
+        result = function(*map(memory_of, inputs), **options)
         owner = inputs[0]
 
         def shown(view):
@@ -367,7 +193,7 @@ class Functions:
         return _each(result, self.new)
 
     def add_at(self, out, index, value):
-        target, at, source = out.values, _memory(_on_device(index)), _memory(_checked(value))
+        target, at, source = out.values, memory_of(on_device(index, self)), memory_of(checked(value))
         current_stream().add(lambda: np.add.at(target, at, source))
 
     # Kernels.
@@ -382,7 +208,7 @@ class Functions:
 
     def _kernel(self, library, name):
         def launch(grid, block, args, *, shared_mem=0):
-            cells = [kernels_on_host.cell(_memory(_checked(a))) for a in args]
+            cells = [kernels_on_host.cell(memory_of(checked(a))) for a in args]
             self.launches.append(name)
             current_stream().add(lambda: kernels_on_host.launch(library, name, grid, block, cells))
 
@@ -428,12 +254,12 @@ module.cuda = types.SimpleNamespace(
     Device=fake_cuda.Device,
     Event=fake_cuda.Event,
     Graph=fake_cuda.Graph,
-    MemoryPool=fake_cuda.MemoryPool,
+    MemoryPool=fake_cuda_memory.MemoryPool,
     Stream=fake_cuda.Stream,
-    alloc=fake_cuda.allocate,
-    alloc_pinned_memory=fake_cuda.alloc_pinned_memory,
+    alloc=fake_cuda_memory.allocate,
+    alloc_pinned_memory=fake_cuda_memory.alloc_pinned_memory,
     get_current_stream=fake_cuda.current_stream,
-    memory=types.SimpleNamespace(OutOfMemoryError=fake_cuda.OutOfMemoryError),
+    memory=types.SimpleNamespace(OutOfMemoryError=fake_cuda_memory.OutOfMemoryError),
     runtime=types.SimpleNamespace(
         CUDARuntimeError=fake_cuda.CUDARuntimeError,
         is_hip=False,
@@ -444,11 +270,11 @@ module.cuda = types.SimpleNamespace(
         deviceCanAccessPeer=lambda a, b: True,
         deviceEnablePeerAccess=lambda n: None,
         deviceGetPCIBusId=lambda n: f"0000:0{n}:00.0",
-        memcpyPeerAsync=fake_cuda.memcpy_peer_async,
+        memcpyPeerAsync=fake_cuda_memory.memcpy_peer_async,
     ),
-    using_allocator=fake_cuda.using_allocator,
+    using_allocator=fake_cuda_memory.using_allocator,
 )
-module.get_default_memory_pool = lambda: fake_cuda.default_pool
+module.get_default_memory_pool = lambda: fake_cuda_memory.default_pool
 
 
 @functools.cache

@@ -35,13 +35,13 @@ def _probe() -> tuple[str, int]:
 
 
 CAPTURED = frozenset({
-    "all", "any", "arange", "argmax", "argmin", "broadcast_to", "concat", "contiguous", "cumulative_prod",
-    "cumulative_sum", "eye", "full", "index", "index_add", "index_update", "linspace", "log_softmax", "max", "mean",
-    "min", "nll", "nll_backward", "normalize", "permute_dims", "pick", "prod", "random_uniform", "reshape", "row_dot",
-    "scale_and_subtract", "slice", "slice_update", "softmax", "stop_gradient", "sum", "tril", "triu", "unpick",
-    "unslice",
+    "all", "any", "arange", "argmax", "argmin", "attention", "attention_backward", "broadcast_to", "concat",
+    "contiguous", "cumulative_prod", "cumulative_sum", "eye", "full", "index", "index_add", "index_update", "linspace",
+    "log_softmax", "max", "mean", "min", "nll", "nll_backward", "normalize", "permute_dims", "pick", "prod",
+    "random_uniform", "reshape", "row_dot", "scale_and_subtract", "slice", "slice_update", "softmax", "stop_gradient",
+    "sum", "tril", "triu", "unpick", "unslice",
 })  # fmt: skip
-"""Ops whose kernels launch CuPy's own kernels and no library's, from shapes and attributes alone.
+"""Ops that launch CuPy's own kernels or ours, and no library's, from shapes and attributes alone.
 
 CuPy keeps cuBLAS, cuSOLVER and cuRAND out of captures, plans of cuFFT hold memory that is not the graph's, and Thrust
 waits. A few forms are refused by CuPy though their op is listed, such as a `concat` of more than eight small arrays,

@@ -13,24 +13,23 @@ the graph. Before each launch the plan makes sure that all that the graph reads 
 Results that leave the plan are copies, but for those that took over the memory of a leaf: no launch changes what
 somebody holds. A step that fails while it is captured is left out from then on, and the stretch goes around it.
 
-`FUEL_CUDA_GRAPHS=0` turns graphs off, and so does a trace, which wants the time of each kernel.
+A plan with graphs runs its steps in order, also where it has lanes, as long as one thread does all of them: a launch
+less a kernel is worth more than a copy to the host that goes on beside. `FUEL_CUDA_GRAPHS=0` turns graphs off, and so
+does a trace, which wants the time of each kernel.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
 
 from fuel_parallel.backends import backend_of
-from fuel_parallel.backends.backend import Backend, Recording
+from fuel_parallel.backends.backend import Backend
 from fuel_parallel.lazy.node import Spec
-from fuel_parallel.runtime.inside import Inside, find_inside
-from fuel_parallel.runtime.memory import arena_of
+from fuel_parallel.runtime.arena import arena_of
 from fuel_parallel.runtime.region import ITEM, REGION
+from fuel_parallel.runtime.stretch import Graph, NotLaunched, Run, Situation, Stretch, keep_few, kernels, made_of
 
 if TYPE_CHECKING:
     from fuel_parallel.runtime.plan import Step
@@ -42,27 +41,8 @@ MOST_TRIES = 8
 """How often a stretch is captured anew because something has moved, or no longer does."""
 MOST_UNSETTLED = 4
 """For how many runs what is large, or free to be taken over, may lie elsewhere in each; then it is not waited for."""
-STEADY = 8
-"""After so many runs in one place, what has been copied is read there; and never again if it moves once more."""
 BYTES_A_STEP = 1 << 20
 """What may be copied for each step that is saved: some microseconds, which is what starting a kernel takes."""
-MOST_GRAPHS = 64
-"""Graphs of all plans; the one that was not launched for the longest time is dropped for another."""
-
-_VIEWS = frozenset({"item", "reshape", "permute_dims", "broadcast_to", "slice", "stop_gradient"})
-"""Ops that mostly queue nothing."""
-
-
-class Run(Protocol):
-    """A run of a plan, as far as a capture takes part in it."""
-
-    values: list[Any]
-    spare: frozenset[int]
-    taken: set[int]
-    new_bytes: int
-
-    def do(self, step: Step, xp: Any) -> None:
-        """Runs one step, and lets go of what it was the last to read."""
 
 
 def graphs_are_on() -> bool:
@@ -83,7 +63,7 @@ class Captures:
     def rest(self, run: Run) -> Iterator[Step]:
         """Launches graphs in their turns, and gives the steps that are in none."""
         at = 0
-        for stretch in self.stretches if graphs_are_on() else []:
+        for stretch in self.stretches:
             yield from self.steps[at : stretch.first]
             if not self._run(stretch, run):
                 yield from stretch.steps
@@ -99,7 +79,7 @@ class Captures:
             return False
         backend = backend_of(stretch.device)
         with backend.running():
-            now = _situation(stretch, run, backend)
+            now = stretch.situation(run, backend)
             graph = stretch.graph
             stretch.note(now)
             if graph is None or not graph.fits(now) or stretch.steady():
@@ -108,7 +88,7 @@ class Captures:
                 return False
             try:
                 graph.launch(run, backend.array_module)
-            except _NotLaunched as reason:
+            except NotLaunched as reason:
                 self._give_up(stretch, f"its launch failed: {reason}")
                 return False
         for step in stretch.steps:
@@ -116,7 +96,7 @@ class Captures:
                 run.values[slot] = None
         return True
 
-    def _anew(self, stretch: Stretch, run: Run, backend: Backend, now: _Situation) -> _Graph | None:
+    def _anew(self, stretch: Stretch, run: Run, backend: Backend, now: Situation) -> Graph | None:
         """A graph for the situation, if that has settled; else there is none from now on, or not yet."""
         if not stretch.has_settled:
             return None
@@ -136,8 +116,8 @@ class Captures:
         return None
 
     def _capture(
-        self, stretch: Stretch, run: Run, backend: Backend, now: _Situation, moving: frozenset[int]
-    ) -> _Graph | None:
+        self, stretch: Stretch, run: Run, backend: Backend, now: Situation, moving: frozenset[int]
+    ) -> Graph | None:
         """The graph of a stretch; None if it cannot be captured. The run is left as it was."""
         before = {slot: run.values[slot] for slot in stretch.reads}
         spare, taken, new_bytes = run.spare, set(run.taken), run.new_bytes
@@ -158,9 +138,9 @@ class Captures:
             recording = backend.record(work)
             fixed = {slot: value for slot, value in before.items() if slot not in moving}
             arena, escaping = arena_of(stretch.device).addresses, self._escaping
-            made = [_made(s, run.values[s], fixed, backend, arena, s in escaping) for s in stretch.leaving]
-            stretch.graph = _Graph(recording, now.without(moving), buffers, made, frozenset(run.taken - taken))
-            _keep_few(stretch)
+            made = [made_of(s, run.values[s], fixed, backend, arena, s in escaping) for s in stretch.leaving]
+            stretch.graph = Graph(recording, now.without(moving), buffers, made, frozenset(run.taken - taken))
+            keep_few(stretch)
         except Exception as error:
             self._leave_out(stretch, at, error)
         finally:
@@ -198,7 +178,7 @@ class Captures:
             if position < len(self.steps) and self._allowed[position] and self.steps[position].spec.device == here:
                 continue
             between = self.steps[first:position]
-            if _work(between) >= LEAST_STEPS:
+            if kernels(between) >= LEAST_STEPS:
                 found.append(self._stretch(first, between))
             starts = position < len(self.steps) and self._allowed[position]
             first = position if starts else position + 1
@@ -211,181 +191,6 @@ class Captures:
         over = {place.leaf for step in steps for place in step.places if place.leaf >= 0}
         over |= {step.inputs[0] for step in steps if step.updates and step.inputs[0] < self.leaves}
         return Stretch(first, steps, tuple(reads), tuple(sorted(made & after)), frozenset(over), self.leaves)
-
-
-@dataclass(eq=False)
-class Stretch:
-    """Steps that are captured together, and their graph.
-
-    `reads` are the slots that it reads and `leaving` those that others read; `over` are the leaves whose memory its
-    results may take over. Slots below `leaves` are leaves. `now` is how the last run found things, `streaks` for how
-    many runs each slot has been in one place before that. Those in `roaming` have moved away from a graph, those in
-    `returned` were in one place for long since.
-    """
-
-    first: int
-    steps: tuple[Step, ...]
-    reads: tuple[int, ...]
-    leaving: tuple[int, ...]
-    over: frozenset[int]
-    leaves: int
-    graph: _Graph | None = None
-    given_up: bool = False
-    now: _Situation | None = None
-    has_settled: bool = False
-    streaks: dict[int, int] = field(default_factory=dict)
-    roaming: set[int] = field(default_factory=set)
-    returned: set[int] = field(default_factory=set)
-    tries: int = 0
-    unsettled: int = 0
-
-    @property
-    def device(self) -> str:
-        """The device of all steps."""
-        return self.steps[0].spec.device
-
-    @property
-    def work(self) -> int:
-        """Kernels, roughly."""
-        return _work(self.steps)
-
-    def note(self, now: _Situation) -> None:
-        """A run finds things so."""
-        before, self.now = self.now, now
-        # What has moved can be copied; the rest must be as it was in the run before.
-        self.has_settled = before is not None and (before.arena, before.spare) == (now.arena, now.spare)
-        for slot, place in now.places.items():
-            stays = before is not None and before.places[slot] == place
-            self.streaks[slot] = self.streaks.get(slot, 0) + 1 if stays else 0
-        if self.graph is not None:
-            where = self.graph.situation.places
-            self.roaming |= {slot for slot in where.keys() - now.spare if where[slot] != now.places[slot]}
-
-    def moving(self) -> frozenset[int]:
-        """The slots that are to be copied in, in a graph that is captured now."""
-        return frozenset(slot for slot in self.reads if not self.streaks[slot]) | self.roaming
-
-    def steady(self) -> bool:
-        """Whether something that the graph copies in has been in one place for long; then that is read there."""
-        if self.graph is None:
-            return False
-        found = {s for s in self.graph.buffers if self.streaks[s] >= STEADY} - self.returned
-        self.returned |= found
-        self.roaming -= found
-        return bool(found)
-
-    def __str__(self) -> str:
-        slots = f"%{self.steps[0].output} to %{self.steps[-1].output} on {self.device}"
-        if self.graph is None:
-            return f"to be captured: {slots}" if not self.given_up else f"left alone: {slots}"
-        return f"one graph: {slots}; {len(self.graph.buffers)} of {len(self.reads)} inputs are copied"
-
-
-@dataclass(frozen=True, slots=True)
-class _Situation:
-    """Where the run finds what a stretch reads, by slot, which leaves it may take over, and where the arena is."""
-
-    places: dict[int, Any]
-    spare: frozenset[int]
-    arena: int
-
-    def without(self, moving: frozenset[int]) -> _Situation:
-        """The same, but for some slots."""
-        places = {slot: place for slot, place in self.places.items() if slot not in moving}
-        return _Situation(places, self.spare - moving, self.arena)
-
-
-def _situation(stretch: Stretch, run: Run, backend: Backend) -> _Situation:
-    values, address = run.values, backend.address
-
-    def place(slot: int) -> Any:
-        value = values[slot]
-        if slot < stretch.leaves:
-            return address(value)  # dense: leaves are
-        return [(address(one), one.strides) for one in (value if isinstance(value, tuple) else (value,))]
-
-    return _Situation(
-        {slot: place(slot) for slot in stretch.reads}, stretch.over & run.spare, arena_of(stretch.device).address
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A result that leaves a stretch: parts that lie in what it reads, and arrays of the graph."""
-
-    slot: int
-    is_tuple: bool
-    parts: tuple[Any, ...]
-    escapes: bool
-
-    def room(self, xp: Any) -> list[Any]:
-        """New memory for the parts that are to be copied, since they may be seen when the graph is launched again."""
-        if not self.escapes:
-            return []
-        return [xp.empty(p.shape, dtype=p.dtype) for p in self.parts if not isinstance(p, Inside)]
-
-    def value(self, values: list[Any], room: list[Any], xp: Any) -> Any:
-        """The result of the last launch: in `room`, or where it is until the next one."""
-        copies = iter(room)
-        found = []
-        for part in self.parts:
-            if isinstance(part, Inside):
-                part = part.look(values, xp)
-            elif self.escapes:
-                copied = next(copies)
-                copied[...] = part
-                part = copied
-            found.append(part)
-        return tuple(found) if self.is_tuple else found[0]
-
-
-def _made(slot: int, value: Any, fixed: dict[int, Any], backend: Backend, arena: range, escapes: bool) -> _Made:
-    parts = value if isinstance(value, tuple) else (value,)
-    found = tuple(find_inside(part, fixed, backend, arena) or part for part in parts)
-    return _Made(slot, isinstance(value, tuple), found, escapes)
-
-
-@dataclass(eq=False)
-class _Graph:
-    """What was captured, and what a launch needs: `buffers` for what is copied in, `made` for what comes out.
-
-    `taken` are the leaves that it writes over. It fits wherever things are as in `situation`.
-    """
-
-    recording: Recording
-    situation: _Situation
-    buffers: dict[int, Any]
-    made: list[_Made]
-    taken: frozenset[int]
-    used: int = 0
-
-    def fits(self, now: _Situation) -> bool:
-        """Whether all is where it was when the graph was captured, but for what is copied in."""
-        mine = self.situation
-        return (
-            now.arena == mine.arena
-            and now.spare - self.buffers.keys() == mine.spare
-            and all(now.places[slot] == place for slot, place in mine.places.items())
-        )
-
-    def launch(self, run: Run, xp: Any) -> None:
-        """Copies in what moves, launches, and puts the results where they are read."""
-        try:
-            rooms = [made.room(xp) for made in self.made]
-            for slot, buffer in self.buffers.items():
-                buffer[...] = run.values[slot]
-            self.recording.launch()
-        except Exception as reason:
-            raise _NotLaunched(f"{type(reason).__name__}: {reason}") from reason
-        self.used = next(_clock)
-        run.taken.update(self.taken)
-        for made, room in zip(self.made, rooms, strict=True):
-            run.values[made.slot] = made.value(run.values, room, xp)
-            run.new_bytes += sum(array.nbytes for array in room)
-
-
-class _NotLaunched(Exception):
-    """Nothing was done, so that the kernels can do it."""
 
 
 def _may_capture(step: Step, specs: Sequence[Spec]) -> bool:
@@ -404,33 +209,3 @@ def _escaping(steps: Sequence[Step], outputs: Sequence[int]) -> frozenset[int]:
         if step.output in found and not step.places and (step.op.aliases or step.updates or step.reuses):
             found.update(step.inputs)
     return frozenset(found)
-
-
-def _work(steps: Sequence[Step]) -> int:
-    return sum(step.op.name not in _VIEWS for step in steps)
-
-
-# Graphs of all plans.
-
-_clock = itertools.count(1)
-_with_graphs: WeakSet[Stretch] = WeakSet()
-
-
-def _keep_few(stretch: Stretch) -> None:
-    _with_graphs.add(stretch)
-    held = [(one.graph.used, one) for one in _with_graphs if one.graph is not None and one is not stretch]
-    for _, one in sorted(held, key=lambda pair: pair[0])[: max(0, len(held) + 1 - MOST_GRAPHS)]:
-        one.graph = None
-
-
-def release_graphs(device: str) -> bool:
-    """Drops all graphs of a device, with their memory; whether there were any. They are captured again when needed."""
-    held = [one for one in _with_graphs if one.graph is not None and one.device == device]
-    for one in held:
-        one.graph = None
-    return bool(held)
-
-
-def graph_bytes() -> int:
-    """Memory that graphs hold, on all devices."""
-    return sum(one.graph.recording.nbytes for one in _with_graphs if one.graph is not None)

@@ -16,12 +16,14 @@ from fuel_parallel.backends import backend_of
 from fuel_parallel.comm.announce import announce
 from fuel_parallel.errors import FuelError, RealizeError
 from fuel_parallel.lazy.node import Node, describe_line
-from fuel_parallel.runtime.capture import graph_bytes, release_graphs
+from fuel_parallel.runtime.arena import arena_bytes, arena_of, forget_arenas
+from fuel_parallel.runtime.capture import graphs_are_on
 from fuel_parallel.runtime.lanes import HOST
-from fuel_parallel.runtime.memory import Place, arena_bytes, arena_of, forget_arenas
+from fuel_parallel.runtime.memory import Place
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import REGION, region_into
 from fuel_parallel.runtime.side_by_side import Compute, run_side_by_side
+from fuel_parallel.runtime.stretch import graph_bytes, release_graphs
 from fuel_parallel.runtime.trace import recorder
 
 
@@ -98,8 +100,9 @@ class _Run:
             if arena_of(device).nbytes < nbytes:
                 release_graphs(device)  # they work on the bytes that are let go
                 arena_of(device).at_least(nbytes)
-        if plan.lanes is None or not run_side_by_side(self, plan.lanes):
-            self._one_by_one()
+        by_graphs = plan.captures is not None and not recorder and graphs_are_on()
+        if by_graphs or plan.lanes is None or not run_side_by_side(self, plan.lanes):
+            self._one_by_one(by_graphs)
         global _stats
         memory = plan.memory
         new_bytes = self.new_bytes + sum(other.new_bytes for other in self.others)
@@ -111,12 +114,12 @@ class _Run:
         values.clear()  # a thread that has ended its part may still refer to it
         return results
 
-    def _one_by_one(self) -> None:
+    def _one_by_one(self, by_graphs: bool) -> None:
         plan = self.plan
         compute = self.noted(HOST, self._compute)
         device = ""
         with ExitStack() as active:
-            for step in plan.steps if recorder or plan.captures is None else plan.captures.rest(self):
+            for step in plan.captures.rest(self) if by_graphs and plan.captures else plan.steps:
                 if step.spec.device != device:
                     device = step.spec.device
                     active.close()
@@ -135,13 +138,22 @@ class _Run:
         values = self.values
         arguments = [values[slot] for slot in step.inputs]
         try:
-            values[step.output] = (compute or self._compute)(step, xp, arguments)
+            values[step.output] = self._with_room(compute or self._compute, step, xp, arguments)
         except FuelError:
             raise
         except Exception as reason:
             raise self.failure(step, arguments, reason) from reason
         for slot in step.dies:
             values[slot] = None
+
+    def _with_room(self, compute: Compute, step: Step, xp: Any, arguments: list[Any]) -> Any:
+        try:
+            return compute(step, xp, arguments)
+        except MemoryError:
+            # Graphs hold memory for speed only. What writes over its input is not begun twice.
+            if step.op.update is not None or not release_graphs(step.spec.device):
+                raise
+        return compute(step, xp, arguments)
 
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
         op = step.op

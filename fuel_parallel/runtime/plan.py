@@ -79,7 +79,8 @@ class Plan:
     lanes: Lanes | None = None
     in_tf32: bool = False
     captures: Captures | None = field(default=None, compare=False, repr=False)
-    """What has become of it on devices that capture graphs; None where none of its steps can be captured."""
+    """What has become of it on devices that capture graphs; None where no stretch of it can be captured, or several
+    threads run it."""
 
     def device_of(self, slot: int) -> str:
         """The device on which a slot's value lies."""
@@ -164,9 +165,8 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
     lanes = lanes_of(steps, specs[: graph.first], graph.outputs, way_of) if "overlap" in pass_names else None
     in_tf32 = matmul_precision() == "high" and any(backend_of(d).has_tf32 for d in {spec.device for spec in specs})
     devices = tuple(spec.device for spec in specs[: graph.first])
-    captures = Captures(steps, len(graph.leaves), graph.outputs, specs)
-    if captures.stretches and (lanes is None or len(lanes.threads) == 1):
-        lanes = None  # one launch for many kernels saves more than a copy that goes on by itself
+    alone = lanes is None or len(lanes.threads) == 1
+    captures = Captures(steps, len(graph.leaves), graph.outputs, specs) if alone else None
     return Plan(
         len(graph.leaves),
         graph.constants,
@@ -176,7 +176,7 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
         devices,
         lanes,
         in_tf32,
-        captures if captures.stretches and lanes is None else None,
+        captures if captures is not None and captures.stretches else None,
     )
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import fuel_parallel.lazy as ft
 from fuel_parallel.backends import backend_of
 from fuel_parallel.runtime import lanes as lanes_module
+from fuel_parallel.runtime.arena import arena_of
 from fuel_parallel.runtime.execute import _Run, execute
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.lanes import HOST, Lanes, Way, lanes_of
-from fuel_parallel.runtime.memory import arena_of
 from fuel_parallel.runtime.plan import Plan, make_plan
 
 EXAMPLES = 1500 if os.environ.get("FUEL_STRESS") else 60

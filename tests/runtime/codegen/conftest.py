@@ -14,7 +14,7 @@ import pytest
 from fuel_parallel.runtime.codegen import launch
 from fuel_parallel.runtime.codegen.arrangement import Limits
 from fuel_parallel.runtime.codegen.kernel import kernel_for
-from fuel_parallel.runtime.program import Program
+from fuel_parallel.runtime.program import Program, reusable
 from fuel_parallel.runtime.region import region_into
 
 
@@ -76,12 +76,18 @@ def on_host(host_cupy: HostCupy) -> Runner:
         pytest.skip("no C++ compiler: neither g++ nor clang++ is installed")
     cupy = host_cupy
 
-    def run(program: Program, arrays: list[Any], limits: Limits | None = None) -> list[Any]:
+    def run(program: Program, arrays: list[Any], limits: Limits | None = None, in_place: bool = False) -> list[Any]:
         outputs = [cupy.empty(shape, program.dtype_of(register)) for register, shape in program.outputs]
         kernel = kernel_for(program, limits=limits)
+        if in_place:
+            # Each output that may lies over an input.
+            arrays = [array.copy() for array in arrays]
+            for output, register in reusable(program, [set(range(len(arrays)))] * len(outputs)):
+                if (output, register) in kernel.replaceable:
+                    outputs[output] = arrays[register].reshape(outputs[output].shape)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "kernel_or_reason", lambda *_: kernel)
-            assert launch.launch(cupy, outputs, arrays, program)
+            assert launch.launch(cupy, outputs, arrays, program, in_place)
         return outputs
 
     return run

@@ -13,7 +13,6 @@ from fuel_parallel.runtime.plan import make_plan
 from fuel_parallel.runtime.region import region_into
 
 
-
 def plan_of(*tensors):
     graph, leaves, _ = trace([t.node for t in tensors])
     return make_plan(graph, tuple(passes.PASSES)), leaves

@@ -106,7 +106,11 @@ def of_single_ops(dtype) -> Iterator[Program]:
     few = Spec((6, 40), dtype)
     cases = [(name, (x,), ((0, 2), False), Spec((40,), dtype)) for name in ("sum", "mean", "max", "min")]
     cases += [(name, (x,), (1,), x) for name in ("softmax", "log_softmax")]
-    cases += [("normalize", (x,), (1e-5, True), x), ("pick", (x, indices), (), few), ("unpick", (few, indices), (50,), x)]
+    cases += [
+        ("normalize", (x,), (1e-5, True), x),
+        ("pick", (x, indices), (), few),
+        ("unpick", (few, indices), (50,), x),
+    ]
     cases += [("scale_and_subtract", (x, rows, few, indices), (), x), ("multiply", (x, y), (), x)]
     for name, inputs, attrs, spec in cases:
         single = _single(OPS[name], inputs, attrs, spec)
