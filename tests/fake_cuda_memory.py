@@ -28,7 +28,7 @@ class Memory:
         Memory.held += size
 
     def __del__(self):
-        Memory.held -= self.bytes.nbytes
+        type(self).held -= self.bytes.nbytes
 
 
 class PooledMemory:

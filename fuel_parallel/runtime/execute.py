@@ -51,6 +51,7 @@ _stats = MemoryStats(0, 0, 0, 0)
 def memory_stats() -> MemoryStats:
     """The memory of the last plan that ran, and of the tensors that are alive.
 
+    >>> import numpy as np
     >>> import fuel_parallel.lazy as ft
     >>> x = ft.asarray(np.ones((1000, 1000)))
     >>> y = ft.sum(ft.matmul(ft.matmul(x, x), x)).realize()   # two products of 8 MB in the arena, one number leaves
