@@ -28,7 +28,7 @@ class Memory:
         Memory.held += size
 
     def __del__(self):
-        type(self).held -= self.bytes.nbytes  # by no name of the module, which may be gone at the end
+        type(self).held -= self.bytes.nbytes
 
 
 class PooledMemory:

@@ -24,11 +24,25 @@ GROUP = 64
 
 
 class Array:
-    """An array: a buffer that holds its elements in C order."""
+    """An array: a buffer that holds its elements in C order.
 
-    def __init__(self, module: OpenClModule, buffer: Any, shape: Shape, dtype: Any) -> None:
-        self.module, self.buffer, self.shape = module, buffer, shape
+    One that is `turned` holds them with the last two dimensions exchanged, until something other than a product asks
+    for its `buffer`: products read either order, and the gradients of products are products of turned operands.
+    """
+
+    def __init__(self, module: OpenClModule, buffer: Any, shape: Shape, dtype: Any, turned: bool = False) -> None:
+        self.module, self.held, self.shape, self.turned = module, buffer, shape, turned
         self.dtype: np.dtype[Any] = np.dtype(dtype)
+
+    @property
+    def buffer(self) -> Any:
+        """The elements in C order; copied into it now, if the array is turned."""
+        if self.turned:
+            steps = _steps(_exchanged(self.shape))
+            source = Array(self.module, self.held, self.shape, self.dtype)
+            self.held = self.module.strided(source, self.shape, 0, _exchanged(steps)).held
+            self.turned = False
+        return self.held
 
     __hash__ = None  # type: ignore[assignment]
     flags = SimpleNamespace(c_contiguous=True)
@@ -65,7 +79,9 @@ class Array:
         return Array(self.module, self.buffer, wanted, self.dtype)
 
     def transpose(self, axes: Sequence[int]) -> Array:
-        """The dimensions in another order, copied."""
+        """The dimensions in another order: copied, or turned if the last two change places."""
+        if self.ndim > 1 and tuple(axes) == _exchanged(tuple(range(self.ndim))):
+            return Array(self.module, self.held, _exchanged(self.shape), self.dtype, not self.turned)
         steps = _steps(self.shape)
         return self.module.strided(self, tuple(self.shape[a] for a in axes), 0, tuple(steps[a] for a in axes))
 
@@ -274,8 +290,11 @@ class OpenClModule:
             run = self.kernel(sources.matmul(a.dtype.name), "matmul")
             grid = (-(-n // tile) * tile, -(-m // tile) * tile, math.prod(batch))
             steps = [np.int64(0 if x.ndim == 2 else x.shape[-2] * x.shape[-1]) for x in (a, b)]
+            for x in (a, b):
+                lines = (1, x.shape[-2]) if x.turned else (x.shape[-1], 1)
+                steps += map(np.int64, lines)
             sizes = [np.int32(m), np.int32(n), np.int32(k)]
-            run(self.queue, grid, (tile, tile, 1), result.buffer, a.buffer, b.buffer, *sizes, *steps)
+            run(self.queue, grid, (tile, tile, 1), result.buffer, a.held, b.held, *sizes, *steps)
         return result
 
 
@@ -300,6 +319,11 @@ class _RawModule:
 def _steps(shape: Shape) -> Shape:
     """How many elements lie between neighbours along each dimension."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _exchanged(shape: Shape) -> Shape:
+    """With the last two in each other's place."""
+    return (*shape[:-2], shape[-1], shape[-2])
 
 
 def _window(shape: Shape, keys: tuple[slice, ...]) -> tuple[Shape, int, Shape]:

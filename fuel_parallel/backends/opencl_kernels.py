@@ -159,6 +159,8 @@ __kernel void cast(__global {TYPES.get(result, "ushort")}* restrict out,
 def matmul(dtype: str) -> str:
     """Products of matrices [m, k] and [k, n], one for each index of the third dimension of the grid.
 
+    Each matrix has a step from row to row and one from column to column, so that either may lie turned in memory.
+
     A group computes a tile of the result; tiles of both operands pass local memory, so that each element is read
     `m / TILE` or `n / TILE` times from global memory.
     """
@@ -168,7 +170,8 @@ def matmul(dtype: str) -> str:
 #define TILE {TILE}
 __kernel __attribute__((reqd_work_group_size(TILE, TILE, 1)))
 void matmul(__global {kind}* restrict out, __global const {kind}* restrict a, __global const {kind}* restrict b,
-            const int m, const int n, const int k, const long a_step, const long b_step) {{
+            const int m, const int n, const int k, const long a_step, const long b_step,
+            const long a_row, const long a_column, const long b_row, const long b_column) {{
     __local {kind} left[TILE][TILE], right[TILE][TILE];
     const int x = (int)get_local_id(0), y = (int)get_local_id(1);
     const int column = (int)get_global_id(0), row = (int)get_global_id(1);
@@ -177,8 +180,8 @@ void matmul(__global {kind}* restrict out, __global const {kind}* restrict a, __
     b += batch * b_step;
     {kind} total = 0;
     for (int first = 0; first < k; first += TILE) {{
-        left[y][x] = row < m && first + x < k ? a[(long)row * k + first + x] : ({kind})0;
-        right[y][x] = column < n && first + y < k ? b[(long)(first + y) * n + column] : ({kind})0;
+        left[y][x] = row < m && first + x < k ? a[row * a_row + (first + x) * a_column] : ({kind})0;
+        right[y][x] = column < n && first + y < k ? b[(first + y) * b_row + column * b_column] : ({kind})0;
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int i = 0; i < TILE; ++i) total += left[y][i] * right[i][x];
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -8,14 +8,13 @@ done once. A hop between two vendors goes through the host and is two Copy nodes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_args, overload
 
 import fuel_parallel.lazy as ft
 from fuel_parallel.backends import check_device, hops
 from fuel_parallel.comm.communicator import ReduceOp
-from fuel_parallel.device_group.algorithms import ByOrder, ByParts, Hands, fold, tree
+from fuel_parallel.device_group.algorithms import ByOrder, ByParts, Hands, Order, fold, tree
 from fuel_parallel.device_group.hands import Rehearsal, Sized, Tensors, cut
 from fuel_parallel.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
@@ -26,6 +25,7 @@ from fuel_parallel.topology import DeviceTopology
 from fuel_parallel.topology.work_cost import Work, WorkCost
 
 T = TypeVar("T")
+_MOST_DECIDED = 1024
 To = Literal["leader", "all"]
 Algorithm = Literal["auto", "fold", "tree", "parts"]
 
@@ -80,7 +80,7 @@ class DeviceGroup:
         self.devices = tuple(check_device(device) for device in devices)
         self.algorithm = algorithm
         self.cost = WorkCost(topology)
-        self._quickest = lru_cache(maxsize=1024)(self._find_quickest)
+        self._decided: dict[tuple[Any, ...], tuple[str, Order]] = {}
 
     @property
     def size(self) -> int:
@@ -123,9 +123,7 @@ class DeviceGroup:
         """
         self._check("all_reduce", shards, to, same_shape=True)
         hands = self._combining("all_reduce", shards, op, None)
-        return self._deliver(
-            self._by("all_reduce", shards, to, hands, self.devices).all_reduce(shards, to == "all"), to
-        )
+        return self._deliver(self._run("all_reduce", shards, to, hands, self.devices), to)
 
     @overload
     def all_gather(self, shards: Sequence[Tensor], dim: int = ..., *, to: Literal["leader"] = ...) -> Tensor: ...
@@ -137,9 +135,7 @@ class DeviceGroup:
         """The shards one after the other along `dim`, where their extents may differ: on the leader, or on each."""
         self._check("all_gather", shards, to)
         hands = Tensors(ft.add, 0, dim)
-        return self._deliver(
-            self._by("all_gather", shards, to, hands, self.devices).all_gather(shards, to == "all"), to
-        )
+        return self._deliver(self._run("all_gather", shards, to, hands, self.devices), to)
 
     def reduce_scatter(self, shards: Sequence[Tensor], op: ReduceOp = ReduceOp.SUM, dim: int = 0) -> list[Tensor]:
         """All shards combined, and of that on device i part i along `dim`, as `partition` cuts."""
@@ -147,13 +143,13 @@ class DeviceGroup:
         if not -shards[0].ndim <= dim < shards[0].ndim:
             raise ShapeError(f"reduce_scatter: dim {dim} is out of bounds for shape {shards[0].shape}")
         hands = self._combining("reduce_scatter", shards, op, dim)
-        return self._by("reduce_scatter", shards, "all", hands, self.devices).reduce_scatter(shards)
+        return self._run("reduce_scatter", shards, "all", hands, self.devices)
 
     def broadcast(self, x: Tensor) -> list[Tensor]:
         """A tensor of any device on each device."""
         devices = tuple(dict.fromkeys((x.device, *self.devices)))
         hands = Tensors(ft.add, 0, None, x.shape)
-        there = dict(zip(devices, self._by("broadcast", [x], "all", hands, devices).broadcast(x), strict=True))
+        there = dict(zip(devices, self._run("broadcast", [x], "all", hands, devices), strict=True))
         return [there[device] for device in self.devices]
 
     def realize(self, *things: Any) -> None:
@@ -198,39 +194,49 @@ class DeviceGroup:
 
     # Which algorithm.
 
-    def _by(
+    def _run(
         self, collective: str, xs: Sequence[Tensor], to: str, hands: Tensors, devices: tuple[str, ...]
-    ) -> ByOrder[Tensor]:
+    ) -> list[Tensor]:
         sizes = tuple(x.node.spec.nbytes for x in xs)
-        name: str = self.algorithm
-        if name == "auto":
-            name = self._quickest(collective, sizes, to == "all", devices)
-        return self._made(name, hands, devices, max(sizes))
+        name, order = self._decision(collective, sizes, to == "all", devices)
+        return _RUN[collective](_made(name, hands, devices, order), xs, to == "all")
 
-    def _made(self, name: str, hands: Hands[T], devices: tuple[str, ...], nbytes: int) -> ByOrder[T]:
-        if name == "parts":
-            return ByParts(hands, devices, fold(len(devices)))
-        if name == "fold":
-            return ByOrder(hands, devices, fold(len(devices)))
+    def _decision(
+        self, collective: str, sizes: tuple[int, ...], to_all: bool, devices: tuple[str, ...]
+    ) -> tuple[str, Order]:
+        """The algorithm that is named, or of all the one that takes least, the first of equals, and its order."""
+        key = (collective, sizes, to_all, devices)
+        found = self._decided.get(key)
+        if found is None:
+            names = get_args(Algorithm)[1:] if self.algorithm == "auto" else (self.algorithm,)
+            orders = {name: self._order(name, devices, max(sizes)) for name in names}
+            times: dict[str, float] = {}
+            for name, order in orders.items():
+                rehearsal = Rehearsal()
+                values = [Sized(device, size) for device, size in zip(devices, sizes, strict=False)]
+                _RUN[collective](_made(name, rehearsal, devices, order), values, to_all)
+                times[name] = self.cost.finish_us(rehearsal.works)
+            best = min(times, key=lambda name: times[name])
+            if len(self._decided) >= _MOST_DECIDED:
+                self._decided.clear()
+            found = self._decided[key] = best, orders[best]
+        return found
 
+    def _order(self, name: str, devices: tuple[str, ...], nbytes: int) -> Order:
         def us(a: int, b: int) -> float:
             ends = [devices[a], *hops(devices[a], devices[b])]
             return sum(self.cost.us(Work(one, other, nbytes)) for one, other in pairwise(ends))
 
-        return ByOrder(hands, devices, tree(len(devices), us))
+        return tree(len(devices), us) if name == "tree" else fold(len(devices))
 
-    def _find_quickest(self, collective: str, sizes: tuple[int, ...], to_all: bool, devices: tuple[str, ...]) -> str:
-        """The algorithm that takes least, the first of equals."""
-        times: dict[str, float] = {}
-        for name in get_args(Algorithm)[1:]:
-            rehearsal = Rehearsal()
-            made = self._made(name, rehearsal, devices, max(sizes))
-            xs = [Sized(device, size) for device, size in zip(devices, sizes, strict=False)]
-            if collective == "broadcast":
-                made.broadcast(xs[0])
-            elif collective == "reduce_scatter":
-                made.reduce_scatter(xs)
-            else:
-                getattr(made, collective)(xs, to_all)
-            times[name] = rehearsal.finish_us(self.cost)
-        return min(times, key=lambda name: times[name])
+
+def _made(name: str, hands: Hands[T], devices: tuple[str, ...], order: Order) -> ByOrder[T]:
+    return (ByParts if name == "parts" else ByOrder)(hands, devices, order)
+
+
+_RUN: dict[str, Callable[[ByOrder[Any], Sequence[Any], bool], list[Any]]] = {
+    "all_reduce": lambda by, xs, to_all: by.all_reduce(xs, to_all),
+    "reduce_scatter": lambda by, xs, to_all: by.reduce_scatter(xs),
+    "all_gather": lambda by, xs, to_all: by.all_gather(xs, to_all),
+    "broadcast": lambda by, xs, to_all: by.broadcast(xs[0]),
+}

@@ -12,7 +12,7 @@ from fuel_parallel.device_group.algorithms import Hands
 from fuel_parallel.lazy.node import Shape
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.partitioning import partition
-from fuel_parallel.topology.work_cost import Work, WorkCost
+from fuel_parallel.topology.work_cost import Work
 
 
 class Tensors(Hands[Tensor]):
@@ -103,10 +103,6 @@ class Rehearsal(Hands[Sized]):
         """See `Hands.join`: all are read and written."""
         total = sum(x.nbytes for x in xs)
         return self._done(xs[0].device, xs[0].device, total, 2 * total, *xs)
-
-    def finish_us(self, cost: WorkCost) -> float:
-        """How long all that was written down takes."""
-        return cost.finish_us(self.works)
 
     def _done(self, source: str, target: str, nbytes: int, moved: int, *inputs: Sized) -> Sized:
         self.works.append(Work(source, target, moved, tuple(x.made_by for x in inputs if x.made_by >= 0)))

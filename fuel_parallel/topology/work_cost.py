@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fuel_parallel.topology.model import DeviceId, Interconnect
+from fuel_parallel.topology.model import DeviceId, DeviceKind, Interconnect
 from fuel_parallel.topology.routes import LIKELY_MB_S, Route, likely_width
 from fuel_parallel.topology.topology import MB, DeviceTopology
 
 CALL_US = 10.0
 """To start a copy or an operation, and to know that it is done."""
 
-MEMORY_MB_S = {"cpu": 20_000.0}
-"""What operations read and write, by kind of device: two cores of a server, with numpy."""
+MEMORY_MB_S = {"cpu": 40_000.0}
+"""What operations read and write, by kind of device: one thread of numpy adding 64 MiB on a server."""
 
 OTHER_MEMORY_MB_S = 500_000.0
 """The same of devices with memory of their own: that of a small GPU. Of large ones it is more; links are slower yet."""
@@ -42,6 +42,9 @@ class Work(NamedTuple):
 
 class WorkCost:
     """Times of work. What the topology says when it is asked, is what counts.
+
+    Devices are named as this process names them; in a topology of several machines they are those of the first that has
+    one of that name.
 
     >>> cost = WorkCost()
     >>> there = Work("cuda:1", "cuda:0", 12 * 2**20)
@@ -76,21 +79,19 @@ class WorkCost:
         return max(ends, default=0.0)
 
     def _route(self, source: DeviceId, target: DeviceId) -> Route | None:
-        if self.topology is None:
-            return None
-        for device, other, turned in ((source, target, False), (target, source, True)):
-            if device == HOST and not self.topology.has(HOST):
-                near = self._host_of(other)
-                ends = (other, near) if turned else (near, other)
-                return self.topology.route(*ends) if near else None
-        known = self.topology.has(source) and self.topology.has(target)
-        return self.topology.route(source, target) if known else None
+        ends = [self._part(source, near=target), self._part(target, near=source)]
+        return self.topology.route(*ends) if self.topology and all(ends) else None
 
-    def _host_of(self, device: DeviceId) -> str | None:
-        """The NUMA domain or CPU with the widest way to a device, the first of equals; None where none is known."""
-        if self.topology is None or not self.topology.has(device):
-            return None
-        cpus = [d.id for d in self.topology.devices if d.id.rpartition("/")[2].partition(":")[0] == HOST]
-        widths = self.topology.router.widths(device)
-        near = [part for part in (*[n.id for n in self.topology.numa_domains], *cpus) if part in widths]
-        return max(near, key=lambda part: widths[part], default=None)
+    def _part(self, device: DeviceId, near: DeviceId) -> str:
+        """What the topology calls a device of this process; the host is the NUMA domain or CPU with the widest way."""
+        topology = self.topology
+        if topology is None:
+            return ""
+        names = [device, *[f"{node}/{device}" for node in topology.nodes]]
+        found = next((name for name in names if topology.has(name)), "")
+        if found or device != HOST or near == HOST:
+            return found
+        widths = topology.router.widths(other) if (other := self._part(near, near=HOST)) else {}
+        cpus = [d.id for d in topology.devices_of_kind(DeviceKind.CPU)]
+        hosts = [part for part in (*[n.id for n in topology.numa_domains], *cpus) if part in widths]
+        return max(hosts, key=lambda part: widths[part], default="")

@@ -137,7 +137,7 @@ def test_what_is_rehearsed_is_what_is_done(devices: list[str], nbytes: int, name
     made(name, rehearsal, devices).all_reduce([Sized(device, nbytes) for device in devices], True)
     made(name, arrays, devices).all_reduce([Placed(device, np.zeros(20)) for device in devices], True)
     assert [(w.source, w.target) for w in rehearsal.works if w.source != w.target] == arrays.copies
-    assert rehearsal.finish_us(WorkCost()) <= sum(map(WorkCost().us, rehearsal.works)) + 1e-6
+    assert WorkCost().finish_us(rehearsal.works) <= sum(map(WorkCost().us, rehearsal.works)) + 1e-6
 
 
 # Groups of stand-ins: two vendors, two devices of each and more.
@@ -204,8 +204,12 @@ def test_the_algorithm_can_be_named(stand_ins: None, hops: Callable[..., Any]) -
 
 def test_large_tensors_go_by_parts(stand_ins: None) -> None:
     group = fp.DeviceGroup(FOUR, topology=linked(FOUR))
-    chosen = {n: group._quickest("all_reduce", (n,) * 4, True, group.devices) for n in (2**10, 2**20, 2**28)}
+    chosen = {n: group._decision("all_reduce", (n,) * 4, True, group.devices)[0] for n in (2**10, 2**20, 2**28)}
     assert chosen == {2**10: "tree", 2**20: "tree", 2**28: "parts"}
+    for devices, wanted in ((TWO_AND_TWO, "tree"), (FOUR[:2], "fold"), (["cpu", "plain:0"], "fold")):
+        group = fp.DeviceGroup(devices)
+        for n in chosen:
+            assert group._decision("all_reduce", (n,) * group.size, True, group.devices)[0] == wanted
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

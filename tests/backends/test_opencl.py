@@ -145,3 +145,41 @@ def test_axes_without_elements(opencl: str, shape: tuple[int, ...]) -> None:
     assert ft.prod(x, axis=1).tolist() == [1.0] * shape[0]
     assert ft.cumulative_sum(x, axis=1).shape == shape
     assert ft.tril(x).shape == shape
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    m=st.integers(1, 20),
+    k=st.integers(0, 20),
+    n=st.integers(1, 20),
+    lead=st.sampled_from([(), (2,), (3, 1)]),
+    turned=st.tuples(st.booleans(), st.booleans()),
+)
+def test_products_read_turned_operands_as_they_lie(
+    opencl: str, m: int, k: int, n: int, lead: tuple[int, ...], turned: tuple[bool, bool]
+) -> None:
+    shapes = [(*lead, m, k), (k, n)]
+    arrays = [random(shape, np.float64, seed) for seed, shape in enumerate(shapes)]
+
+    def there(x: Any, is_turned: bool) -> ft.Tensor:
+        return ft.asarray(np.swapaxes(x, -1, -2)).to(opencl).mT if is_turned else ft.asarray(x).to(opencl)
+
+    a, b = map(there, arrays, turned)
+    np.testing.assert_allclose((a @ b).numpy(), arrays[0] @ arrays[1], rtol=1e-12, atol=1e-12)
+    # The same operands for other readers, and once more for a product.
+    np.testing.assert_array_equal((a + 0).numpy(), arrays[0])
+    np.testing.assert_array_equal(b.numpy(), arrays[1])
+    np.testing.assert_array_equal(b.mT.numpy(), arrays[1].T)
+
+
+def test_a_turned_operand_of_a_product_is_not_copied(opencl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuel_parallel.backends import backend_of
+
+    x = ft.asarray(random((5, 3))).to(opencl).realize()
+    module = backend_of(opencl).array_module
+    monkeypatch.setattr(module, "copy", lambda *_: pytest.fail("copied"))
+    product = (x.mT @ x).realize()
+    monkeypatch.undo()
+    np.testing.assert_allclose(product.numpy(), x.numpy().T @ x.numpy())
+    turned = ft.permute_dims(x, (1, 0)).realize()
+    assert not turned.node.value.turned, "what leaves the plan holds its own elements"

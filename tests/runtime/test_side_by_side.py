@@ -181,6 +181,32 @@ def test_threads_are_kept_from_run_to_run() -> None:
         assert threading.active_count() == count
 
 
+class Notes(list[str]):
+    """Notes who writes them."""
+
+    def append(self, what: str) -> None:
+        super().append(f"{what} by {threading.current_thread().name}")
+
+
+def test_a_collective_begins_and_ends_in_the_thread_that_realizes(late: Any) -> None:
+    late.transport.events = Notes()
+    me = threading.current_thread().name
+    with abaci(nothing, nothing):
+        x = ft.asarray(np.linspace(0, 1, 10_000)).realize()
+        total = late.all_reduce(ft.exp(x))
+        there = ft.tanh(total.to("abacus:0"))  # its first reader
+        beside = chain(x.to("abacus:1"), 5)
+        here = ft.exp(ft.flip(ft.exp(x)))
+        plan = make_plan(trace([t.node for t in (total, there, beside, here)])[0], ("fusion", "overlap"))
+        assert plan.lanes is not None
+        assert any(not task.runs for task in plan.lanes.tasks)
+        fp.realize(total, there, beside, here)
+        np.testing.assert_array_equal(total.numpy(), 2 * np.exp(x.numpy()))
+        np.testing.assert_array_equal(there.numpy(), np.tanh(2 * np.exp(x.numpy())))
+    assert {note.partition(" by ")[2] for note in late.transport.events} == {me}
+    assert [note.partition(" ")[0] for note in late.transport.events if "progress" not in note] == ["start", "wait"]
+
+
 # What fails.
 
 

@@ -94,3 +94,17 @@ def test_a_link_of_unknown_bandwidth_is_taken_for_what_such_links_carry() -> Non
     us = WorkCost(t).us(Work("cuda:0", "cuda:1", 80 * MB))
     assert us == pytest.approx(CALL_US + 1000)
     assert math.isfinite(us)
+
+
+def test_devices_of_a_cluster_are_those_of_a_machine() -> None:
+    t = DeviceTopology()
+    for node, rate in (("a", 100_000.0), ("b", 50_000.0)):
+        for n in range(2):
+            t.add_device(DeviceInfo(id=f"{node}/cuda:{n}", kind=DeviceKind.CUDA, node=node))
+        t.add_device(DeviceInfo(id=f"{node}/cpu:0", kind=DeviceKind.CPU, node=node))
+        link = Link(interconnect=Interconnect.NVLINK, bandwidth_mb_s=rate, latency_us=0.0)
+        t.add_link(f"{node}/cuda:0", f"{node}/cuda:1", link)
+        t.add_link(f"{node}/cuda:0", f"{node}/cpu:0", Link(bandwidth_mb_s=10_000.0, latency_us=0.0))
+    cost = WorkCost(t)
+    assert cost.us(Work("cuda:0", "cuda:1", 100 * MB)) == pytest.approx(CALL_US + 1000)
+    assert cost.us(Work("cpu", "cuda:0", 10 * MB)) == pytest.approx(CALL_US + 1000)

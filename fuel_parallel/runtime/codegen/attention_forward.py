@@ -49,17 +49,21 @@ class ForwardWriter(AttentionWriter):
             "is_hidden": self.is_hidden("(first + group * OWN + r)", "(start + lane + c * LANES)"),
             "load_values": self.load("passing", "value", "COLUMNS", "start", "keys"),
             "add": self.accumulate("result", "weights", "passing", self.value_row),
+            "from": "0",
             "rows": "queries",
-            "out_at": f"(place * queries + row) * {form.value_dim + 1}",
-            "element": "result[r][e] / by",
-            "leave_level": self.filled(_LEVEL),
+            "leave": self.filled(LEAVE, out="out", at="place * queries + row"),
         }
 
 
-_LEVEL = """
+LEAVE = """
+const position at = ($at) * $width;
+$unroll
+for (int e = 0; e < $value_per_lane; ++e)
+    if ($value_column < $value_dim) $out[at + $value_column] = result[r][e] / by;
 const $T most = top[r] <= $lowest ? $lowest : top[r];
-if (lane == 0) out[at + $value_dim] = whole == 0 ? $hidden : $log(whole) + most;
+if (lane == 0) $out[at + $value_dim] = whole == 0 ? $hidden : $log(whole) + most;
 """
+"""Leaves the result of a row, and behind it the logarithm of its sum."""
 
 _FORWARD = """
 $head {
@@ -75,7 +79,7 @@ $head {
         for (int e = 0; e < $value_per_lane; ++e) result[r][e] = 0;
     }
     $seen
-    for (int start = 0; start < seen; start += COLUMNS) {
+    for (int start = $from; start < seen; start += COLUMNS) {
         $barrier
         $load_keys
         $barrier
@@ -113,11 +117,7 @@ $head {
         const $T whole = total_over_lanes(sum[r]$exchange_argument);
         const $T by = whole == 0 ? 1 : whole;
         if (row < $rows) {
-            const position at = $out_at;
-            $unroll
-            for (int e = 0; e < $value_per_lane; ++e)
-                if ($value_column < $value_dim) out[at + $value_column] = $element;
-            $leave_level
+            $leave
         }
     }
 }

@@ -158,22 +158,27 @@ class AttentionWriter:
         """A template with its words and those of all kernels."""
         return filled(template, {**self.words, **words}).strip()
 
-    def head(self, name: str, pointers: Pointers) -> str:
-        """The name and parameters of a kernel: pointers (name, dtype, whether it is only read), counts, steps."""
-        dialect, wide, masked = self.dialect, self.dialect.types[dtypes.int64], self.form.masked
-        mask: Pointers = () if masked is None else (("mask", dtypes.bool_, True),)
+    def named(self, name: str, pointers: Pointers, counts: tuple[str, ...], others: tuple[str, ...] = ()) -> str:
+        """The name and parameters of a kernel: pointers (name, dtype, whether it is only read), counts, others."""
+        dialect = self.dialect
         texts = []
-        for pointer, dtype, is_input in (*mask, *pointers):
+        for pointer, dtype, is_input in pointers:
             kind = dialect.const_pointer if is_input else dialect.pointer
             texts.append(f"{kind.format(type=dialect.storage(dtype))} {pointer}")
-        texts += [f"const int {count}" for count in ("heads", "served", "queries", "keys")]
-        texts.append(f"const {self.words['T']} scale")
+        texts += [f"const int {count}" for count in counts]
+        bounds = dialect.launch_bounds.format(threads=self.tiling.threads)
+        return f"{dialect.kernel} {bounds} {name}({', '.join([*texts, *others])})"
+
+    def head(self, name: str, pointers: Pointers) -> str:
+        """`named` with what kernels on query, key and value take: a mask in front, counts, the scale, and steps."""
+        masked = self.form.masked
+        mask: Pointers = () if masked is None else (("mask", dtypes.bool_, True),)
         steps = [f"{array}_{step}" for array in self.steps for step in ("batch", "head", "row")]
         steps += [f"mask_{n}" for d in range(masked or 0) for n in (f"extent{d}", f"step{d}")]
         steps += ["mask_row", "mask_column"] if masked is not None else []
-        texts += [f"const {wide} {step}" for step in steps]
-        bounds = dialect.launch_bounds.format(threads=self.tiling.threads)
-        return f"{dialect.kernel} {bounds} {name}({', '.join(texts)})"
+        wide = self.dialect.types[dtypes.int64]
+        others = (f"const {self.words['T']} scale", *(f"const {wide} {step}" for step in steps))
+        return self.named(name, (*mask, *pointers), ("heads", "served", "queries", "keys"), others)
 
     def load(self, tile: str, array: str, rows: str, first: str, count: str) -> str:
         """The loop that fills a tile of `rows` with an input from row `first` of `count` on; queries are scaled."""

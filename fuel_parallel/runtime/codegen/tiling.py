@@ -45,10 +45,11 @@ TILINGS = (
     Tiling(64, 32, 8, 16),
     Tiling(32, 32, 8, 16),
     Tiling(16, 16, 8, 8),
+    Tiling(8, 32, 32, 4),
     Tiling(8, 8, 8, 4),
     Tiling(4, 8, 8, 4),
 )
-"""From the one that reads global memory least to the one that fits the most columns."""
+"""From the one that reads global memory least to the one that fits the most columns. Few rows have many threads."""
 
 
 @dataclass(frozen=True, slots=True)
