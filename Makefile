@@ -124,6 +124,7 @@ stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
 	part "a thousand random pipelines on 3 ranks" on_ranks $(VENV) 3 $(OPENMPI_OPTIONS); \
 	unset FUEL_STRESS PYTEST_ADDOPTS; \
 	part "placement, many searches" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/topology/test_placement.py $(PYTEST_OPTIONS); \
+	part "plans by graphs, many random ones" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/runtime/test_capture.py $(PYTEST_OPTIONS); \
 	part "threads that build and realize at once" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/runtime/test_threads.py $(PYTEST_OPTIONS); \
 	part "thousands of pipeline schedules" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/pipeline_parallel $(PYTEST_OPTIONS); \
 	for passes in none $(addprefix -,$(PASSES)); do \
