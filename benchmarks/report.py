@@ -13,7 +13,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,34 @@ def shown(outcome: Outcome) -> Iterator[str]:
     yield ""
 
 
+def measured(
+    title: str, script: str, *words: str, peer: Sequence[str] = (), python: str = ""
+) -> Generator[str, None, tuple[dict[str, Any], str]]:
+    """A title, the command and, if it failed, why; returns what was found, nothing then.
+
+    `peer` are options that end in the Python of a peer. Without it where that fails; why is returned, too.
+    """
+    yield f"## {title}"
+    yield ""
+    without = ""
+    outcome = run(script, *words, *peer, python, shown=[*words, *peer, "PYTHON"]) if peer else run(script, *words)
+    if peer and outcome.skipped:
+        without = outcome.skipped
+        outcome = run(script, *words)
+    yield from shown(outcome)
+    if outcome.skipped:
+        yield f"Skipped: {outcome.skipped}"
+        yield ""
+    return outcome.found, without
+
+
+def left_out(peer: str, why: str) -> Iterator[str]:
+    """A line about a peer, if it was left out."""
+    if why:
+        yield f"- {peer}: skipped, {why}"
+        yield ""
+
+
 def machine() -> Iterator[str]:
     """Where and when."""
     here = race.Machine.this()
@@ -175,14 +203,8 @@ def span(found: dict[str, Any], name: str) -> str:
 
 def limits() -> Iterator[str]:
     """The machine's own speed."""
-    yield "## Limits of the machine"
-    yield ""
-    outcome = run("limits.py")
-    yield from shown(outcome)
-    f = outcome.found
+    f, _ = yield from measured("Limits of the machine", "limits.py")
     if not f:
-        yield f"Skipped: {outcome.skipped}"
-        yield ""
         return
     yield f"The {f['gflop']:.1f} GFLOP of a step's matrix products take {span(f, 'gemm_floor')} ms:"
     yield f"{f['gflop_s']:.1f} GFLOP/s."
@@ -195,26 +217,14 @@ def limits() -> Iterator[str]:
 
 def all_reduce(peer_python: str) -> Iterator[str]:
     """Inside one node."""
-    yield "## All-reduce, two ranks of one node"
-    yield ""
-    if not (ROOT / "benchmarks" / "all_reduce.py").exists():
-        yield "Skipped: there is no benchmarks/all_reduce.py."
-        yield ""
-        return
-    peer = ["--peer", "gloo", "--peer-python"]
-    outcome = run("all_reduce.py", *peer, peer_python, shown=[*peer, "PYTHON"])
-    without = "" if not outcome.skipped else outcome.skipped
-    if outcome.skipped:
-        outcome = run("all_reduce.py")
-    yield from shown(outcome)
-    if outcome.skipped:
-        yield f"Skipped: {outcome.skipped}"
-        yield ""
+    peer = ("--peer", "gloo", "--peer-python")
+    title = "All-reduce, two ranks of one node"
+    f, without = yield from measured(title, "all_reduce.py", peer=peer, python=peer_python)
+    if not f:
         return
     yield "float32, sum. *in place*: of an array that was allocated in node-local memory; *copied*: of any other array."
     yield "The last two columns are how many times faster the first is."
     yield ""
-    f = outcome.found
     ways = ["ours", "copied", "mpi", *(["gloo"] if f["speedup_over_peer"] else [])]
     rows = []
     for size, times in f["seconds"].items():
@@ -231,9 +241,7 @@ def all_reduce(peer_python: str) -> Iterator[str]:
         "gloo": "gloo in place, us",
     }
     yield from table("bytes", *(titles[way] for way in ways), "over MPI", "over gloo", rows=rows)
-    if without:
-        yield f"- gloo: skipped, {without}"
-        yield ""
+    yield from left_out("gloo", without)
 
 
 def binary(size: int) -> str:
@@ -246,19 +254,10 @@ def binary(size: int) -> str:
 
 def start_up(peer_python: str) -> Iterator[str]:
     """The launchers."""
-    yield "## Start-up of two ranks"
-    yield ""
-    words = ["--torch-python", peer_python]
-    outcome = run("start_up.py", *words, shown=["--torch-python", "PYTHON"])
-    without = outcome.skipped
-    if without:
-        outcome = run("start_up.py")
-    yield from shown(outcome)
-    if outcome.skipped:
-        yield f"Skipped: {outcome.skipped}"
-        yield ""
+    peer = ("--torch-python",)
+    f, without = yield from measured("Start-up of two ranks", "start_up.py", peer=peer, python=peer_python)
+    if not f:
         return
-    f = outcome.found
     yield "From the command to its end, in ms. *ready*: a script that makes the communicator of all ranks and ends:"
     yield "`fp.init()`, mpi4py's `COMM_WORLD`, a gloo process group."
     yield ""
@@ -275,22 +274,14 @@ def start_up(peer_python: str) -> Iterator[str]:
     yield f"fuelrun takes {span(f, 'overhead_empty')} ms more than mpirun of the same empty script, and"
     yield f"{span(f, 'overhead_mpi4py')} ms more for a script that meets by mpi4py's `COMM_WORLD` (median of 20 pairs)."
     yield ""
-    if without:
-        yield f"- torchrun: skipped, {without}"
-        yield ""
+    yield from left_out("torchrun", without)
 
 
 def pipelines() -> Iterator[str]:
     """Schedules, predicted and measured."""
-    yield "## Pipelines"
-    yield ""
-    outcome = run("pipeline.py", "--batch", "16")
-    yield from shown(outcome)
-    if outcome.skipped:
-        yield f"Skipped: {outcome.skipped}"
-        yield ""
+    f, _ = yield from measured("Pipelines", "pipeline.py", "--batch", "16")
+    if not f:
         return
-    f = outcome.found
     sizes = ", ".join(map(str, f["layers_per_stage"]))
     yield f"The GPT in {f['ranks']} stages of {sizes} layers (the embedding, blocks and the head), a batch of 16 in"
     yield f"{f['microbatches']} micro-batches. *Predicted*: simulated from the times of the stages alone, on all"
@@ -311,17 +302,12 @@ def pipelines() -> Iterator[str]:
 
 def tracing(steps: int) -> Iterator[str]:
     """What `fuelrun --trace` costs."""
-    yield "## Cost of tracing"
-    yield ""
-    outcome = run("gpt_step.py", "--peer", "traced", "--steps", str(steps))
-    yield from shown(outcome)
-    if outcome.skipped:
-        yield f"Skipped: {outcome.skipped}"
-    else:
-        f = outcome.found
-        yield f"The GPT step takes {span(f, 'peer')} ms under `fuelrun --trace` and {span(f, 'ours')} ms without:"
-        more, more_cpu = 1 / f["ours_over_peer"] - 1, 1 / f["ours_over_peer_cpu"] - 1
-        yield f"{more:+.1%}, {more_cpu:+.1%} of CPU time (medians of pairs)."
+    f, _ = yield from measured("Cost of tracing", "gpt_step.py", "--peer", "traced", "--steps", str(steps))
+    if not f:
+        return
+    yield f"The GPT step takes {span(f, 'peer')} ms under `fuelrun --trace` and {span(f, 'ours')} ms without:"
+    more, more_cpu = 1 / f["ours_over_peer"] - 1, 1 / f["ours_over_peer_cpu"] - 1
+    yield f"{more:+.1%}, {more_cpu:+.1%} of CPU time (medians of pairs)."
     yield ""
 
 

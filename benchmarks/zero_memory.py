@@ -78,8 +78,8 @@ def made(stage: int, model: Mlp, comm: fp.Communicator, masters: bool) -> tuple[
         return adamw(model.parameters()), lambda gradients: gradients
     if stage == 0:
         return adamw(model.parameters()), lambda gradients: average_gradients(gradients, comm, bucket_bytes=BUCKET)
-    dtype = "float32" if masters else None
-    optimizer = ShardedOptimizer(adamw, model.parameters(), comm, stage=stage, master_dtype=dtype, bucket_bytes=BUCKET)
+    make = (lambda rows: fp.optim.MixedPrecision(rows, adamw, comm=comm)) if masters else adamw
+    optimizer = ShardedOptimizer(make, model.parameters(), comm, stage=stage, bucket_bytes=BUCKET)
     return optimizer, optimizer.reduce_gradients if stage == 2 else lambda gradients: gradients
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
 from fuel_parallel import environment
-from fuelrun.option_types import Count, Seconds
+from fuel_parallel.sizes import bytes_of
+from fuelrun.option_types import Seconds, output_option, ranks_option
 
 TUNING = "fuel_parallel.comm.speed.tuning"
 TIMING = "fuel_parallel.comm.speed.bench"
@@ -47,7 +47,6 @@ class Sizes(click.ParamType[list[int]]):
     """Sizes in bytes, as 4KiB,1MiB or as the range 4KiB:64MiB, each four times the one before."""
 
     name = "sizes"
-    UNITS: ClassVar[dict[str, int]] = {"": 0, "K": 10, "M": 20, "G": 30}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         """Say what was expected, and what came instead."""
@@ -62,22 +61,16 @@ class Sizes(click.ParamType[list[int]]):
         return [size for size in (start << 2 * n for n in range(32)) if size <= end]
 
     def _size(self, word: str, value: str) -> int:
-        match = re.fullmatch(r"(\d{1,15})([KMG]?)(i?B)?", word.strip(), re.IGNORECASE)
-        if match is None:
+        size = bytes_of(word)
+        if size is None:
             raise click.UsageError(f"--sizes takes sizes such as 64,4KiB,1MiB or a range 4KiB:64MiB; got '{value}'")
-        return int(match[1]) << self.UNITS[match[2].upper()]
+        return size
 
 
 @click.command(epilog=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.argument("collectives", nargs=-1, metavar="[COLLECTIVE]...")
 @click.option("--tune", is_flag=True, help="Find from which size on shared memory is faster than MPI, and keep it.")
-@click.option(
-    "-n",
-    "--ranks",
-    type=Count("the number of ranks"),
-    metavar="N",
-    help="Ranks to start [default: one a core, at least 2].",
-)
+@ranks_option("Ranks to start [default: one a core, at least 2].")
 @click.option(
     "--sizes",
     type=Sizes(),
@@ -87,12 +80,7 @@ class Sizes(click.ParamType[list[int]]):
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the arrays [default: float32].")
 @click.option("--device", type=click.Choice(DEVICES), help="Where the arrays are [default: cpu].")
 @click.option("--seconds", type=Seconds(), default=0.2, metavar="S", help="Time for each size and way [default: 0.2].")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Where the table of --tune goes [default: ~/.cache/fuel-parallel/collectives.json].",
-)
+@output_option("Where the table of --tune goes [default: ~/.cache/fuel-parallel/collectives.json].")
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -131,9 +119,7 @@ def bench(
         if wrong:
             raise click.UsageError(f"{wrong} and --tune do not go together: --tune measures what its table needs")
         check_folder("--output", output)
-        words = [f"--seconds={seconds}", *(["--json"] if as_json else [])]
-        words += [f"--output={output.absolute()}"] if output is not None else []
-        return on_ranks(TUNING, words, ranks)
+        return on_ranks(TUNING, [f"--seconds={seconds}"], ranks, as_json, output=output)
     if output is not None:
         raise click.UsageError("--output is where --tune writes its table; for a file use --json > FILE")
     unknown = next((name for name in collectives if name not in COLLECTIVES), None)
@@ -149,10 +135,8 @@ def bench(
             raise click.UsageError("--plot needs matplotlib: pip install 'fuel-parallel[plot]'")
     sizes = Sizes().convert("64:64MiB", None, None) if sizes is None else sizes
     words = [*collectives, f"--sizes={','.join(map(str, sizes))}", f"--dtype={dtype or 'float32'}"]
-    words += [f"--seconds={seconds}", *(["--json"] if as_json else [])]
-    words += [f"--device={device}"] if device else []
-    words += [f"--plot={plot.absolute()}"] if plot is not None else []
-    return on_ranks(TIMING, words, ranks)
+    words += [f"--seconds={seconds}", *([f"--device={device}"] if device else [])]
+    return on_ranks(TIMING, words, ranks, as_json, plot=plot)
 
 
 def check_folder(option: str, path: Path | None) -> None:
@@ -161,11 +145,12 @@ def check_folder(option: str, path: Path | None) -> None:
         raise click.UsageError(f"{option} {path}: there is no folder {path.absolute().parent}; make it first")
 
 
-def on_ranks(module: str, words: list[str], ranks: int | None) -> int:
-    """Runs a module on the ranks of this job, or of one that is started for it."""
+def on_ranks(module: str, words: list[str], ranks: int | None, as_json: bool, **files: Path | None) -> int:
+    """Runs a module on the ranks of this job, or of one that is started for it, with words and options for files."""
     from fuelrun.launch.script import Script
 
-    target = Script(module, tuple(words), module=True)
+    options = [f"--{name}={path.absolute()}" for name, path in files.items() if path is not None]
+    target = Script(module, (*words, *options, *(["--json"] if as_json else [])), module=True)
     claim = environment.detect()
     if claim is not None and claim.parallel:
         from fuelrun.launch.rank import become_rank

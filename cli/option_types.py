@@ -1,7 +1,9 @@
-"""What options take, with errors that say what was expected and what came instead."""
+"""What options take, with errors that say what was expected and what came instead; and options of several commands."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -47,3 +49,14 @@ class Seconds(click.ParamType[float]):
         if not 0 <= seconds < float("inf"):
             raise click.UsageError(f"{param.opts[0] if param else ''} takes seconds, 0 or more; got '{value}'")
         return seconds
+
+
+def ranks_option(help: str) -> Callable[[Any], Any]:
+    """-n, --ranks: the argument `ranks`, an int or None."""
+    return click.option("-n", "--ranks", type=Count("the number of ranks"), metavar="N", help=help)
+
+
+def output_option(help: str, metavar: str = "FILE") -> Callable[[Any], Any]:
+    """-o, --output: the argument `output`, the path of a file or None."""
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option("-o", "--output", type=kind, metavar=metavar, help=help)

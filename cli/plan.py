@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fuelrun.option_types import output_option
 from fuelrun.topology_input import read
 
 if TYPE_CHECKING:
@@ -49,13 +50,7 @@ COLUMNS = ("dp", "pp", "tp", "micro", "chunks", "recompute", "sequence", "sharde
     "--memory", "memory_gib", type=float, metavar="GIB", help="A device's memory in GiB [default: the topology's]."
 )
 @click.option("--best", type=click.IntRange(1, 1000), default=10, metavar="N", help="How many to show [default: 10].")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the best mesh and strategy there, as TOML.",
-)
+@output_option("Write the best mesh and strategy there, as TOML.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plans as JSON.")
 def plan(
     topology_file: str,

@@ -19,7 +19,7 @@ from fuel_parallel.environment import LauncherClaim
 from fuel_parallel.errors import LaunchError
 from fuelrun import defaults, machine_options, settings
 from fuelrun.launch.script import Script
-from fuelrun.option_types import Count, Seconds, Threads
+from fuelrun.option_types import Count, Seconds, Threads, ranks_option
 
 if TYPE_CHECKING:
     from fuelrun.launch.plan import Plan
@@ -53,7 +53,7 @@ class RunCommand(click.Command):
     },
     options_metavar="[OPTIONS]",
 )
-@click.option("-n", "--ranks", type=Count("the number of ranks"), metavar="N", help="Number of ranks to start.")
+@ranks_option("Number of ranks to start.")
 @machine_options.nodes_option
 @machine_options.per_node_option
 @machine_options.machine_options

@@ -13,7 +13,7 @@ import click
 
 from fuel_parallel import environment
 from fuelrun.bench import check_folder, on_ranks
-from fuelrun.option_types import Count
+from fuelrun.option_types import output_option, ranks_option
 from fuelrun.pictures import check_pictures, draw, picture_options
 from fuelrun.place import place
 from fuelrun.topology_input import examine, read
@@ -28,18 +28,12 @@ def topology() -> None:
 
 
 @topology.command(context_settings=SETTINGS)
-@click.option("-n", "--ranks", type=Count("the number of ranks"), metavar="N", help="Ranks to start for --measure.")
+@ranks_option("Ranks to start for --measure.")
 @click.option("--measure", is_flag=True, help="Measure memory and what lies between ranks, rather than assume it.")
 @click.option("--validate", is_flag=True, help="Measure, and compare timings of collectives with predictions.")
 @click.option("--per-rank", is_flag=True, help="Give each rank of a machine a CPU device of its own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the topology as JSON.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write it as TOML, JSON (.json) or YAML (.yaml).",
-)
+@output_option("Write it as TOML, JSON (.json) or YAML (.yaml).")
 def probe(ranks: int | None, measure: bool, validate: bool, per_rank: bool, as_json: bool, output: Path | None) -> int:
     """Find out what this machine consists of: cores, NUMA domains, caches, GPUs, network cards and links.
 
@@ -70,8 +64,7 @@ def probe(ranks: int | None, measure: bool, validate: bool, per_rank: bool, as_j
         *(["--validate"] if validate else []),
         *(["--per-rank"] if per_rank else []),
     ]
-    words += [*(["--json"] if as_json else []), *([f"--output={output.absolute()}"] if output is not None else [])]
-    return on_ranks(PROBING, words, ranks)
+    return on_ranks(PROBING, words, ranks, as_json, output=output)
 
 
 def _tell_quota() -> None:
@@ -122,9 +115,7 @@ def show(file: str, svg: Path | None, png: Path | None, heat_map: Path | None, a
 )
 @click.option("--node", metavar="NAME", help="Only this machine of FILE.")
 @click.option("--to", "name", default="native", metavar="FORMAT", help="The format [default: native].")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT", help="Write it to a file."
-)
+@output_option("Write it to a file.", metavar="OUT")
 def convert(file: str, machine: str | None, node: str | None, name: str, output: Path | None) -> None:
     """Write the topology of a FILE in another format.
 

@@ -28,7 +28,7 @@ from typing import Any
 import click
 import numpy as np
 from models import bert
-from train_gpt import settle
+from settling import settle
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft

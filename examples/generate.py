@@ -32,7 +32,7 @@ from llama import ends, read_tokenizer
 from models import llama
 from models.config import read_json
 from models.stage import Stage
-from train_gpt import settle
+from settling import settle
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft

@@ -18,7 +18,7 @@ import click
 import numpy as np
 from models import gpt2, llama
 from models.config import read_json
-from train_gpt import settle
+from settling import settle
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft

@@ -13,18 +13,16 @@ rows of it (dp), of the rows its own heads, features and characters (tp), betwee
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, TextIO
 
 import click
 import numpy as np
+from settling import give_up, settle
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
@@ -39,7 +37,6 @@ from fuel_parallel.pipeline_parallel import (
     build,
 )
 
-T = TypeVar("T")
 Tokens = np.ndarray[Any, Any]
 
 
@@ -389,30 +386,6 @@ def sample(job: Job, gpt: GPT, generator: ft.random.Generator) -> str:
         noise = -ft.log(-ft.log(generator.uniform(logits.shape, dtype=logits.dtype)))
         tokens.append(int(ft.argmax(logits / 0.6 + noise)))
     return "".join(job.characters[token] for token in tokens)
-
-
-def settle(world: fp.Communicator, prepare: Callable[[], T]) -> T:
-    """What `prepare()` returns; if a rank had a problem, the first of those tells it and all ranks exit with code 2."""
-    problem = None
-    try:
-        with contextlib.redirect_stdout(sys.stdout if world.is_root else None):  # --help once
-            result = prepare()
-    except click.ClickException as error:
-        problem = error.format_message()
-    except fp.FuelError as error:
-        problem = str(error)
-    failed = world.all_gather(ft.asarray([problem is not None])).tolist()
-    if True in failed:
-        give_up(problem, failed.index(True) == world.rank, world)
-    return result
-
-
-def give_up(problem: str | None, tell: bool, world: fp.Communicator) -> NoReturn:
-    """Ends all ranks with code 2, after the one that is to `tell` has told."""
-    if tell:
-        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr, flush=True)
-    world.barrier()
-    sys.exit(2)
 
 
 if __name__ == "__main__":

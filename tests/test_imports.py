@@ -21,7 +21,7 @@ FOLDERS = {"launch": "fuelrun.launch", "cli": "fuelrun", "fuel_parallel": "fuel_
 
 # The house, from the ground up: each part, and what it may import when it is imported itself.
 # A key may be deeper than a part (`pipeline_parallel.run`); the longest one that fits a module holds.
-GROUND = {"errors", "version", "partitioning", "name_patterns"}
+GROUND = {"errors", "version", "partitioning", "name_patterns", "sizes"}
 TENSORS = GROUND | {"backends", "lazy"}
 RANKS = TENSORS | {"environment", "failure", "comm", "mesh"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "partitioning": {"errors"},
     "name_patterns": {"errors"},
+    "sizes": set(),
     "environment": GROUND,
     "failure": GROUND | {"environment"},
     "topology": GROUND | {"environment"},
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optim": RANKS | {"module"},
     "progress_bar": RANKS,
     "preemption": RANKS,
-    "device_group": RANKS | {"runtime"},
+    "device_group": RANKS | {"runtime", "topology"},
     "data_parallel": RANKS | {"module", "optim", "checkpoint", "runtime"},
     "tensor_parallel": RANKS | {"module", "layers", "attention"},
     "context_parallel": RANKS | {"module", "attention"},

@@ -23,9 +23,9 @@ from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.identity import IdentityComm
 from fuel_parallel.errors import ArgumentError, CheckpointError
 from fuel_parallel.lazy import dtypes
+from fuel_parallel.sizes import bytes_of
 
 _METADATA = {"format": "pt"}
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def export_huggingface(
@@ -172,11 +172,8 @@ def _write(target: Path, files: list[list[Entry]]) -> list[Path]:
 
 
 def _bytes(size: int | str) -> int:
-    match = (
-        re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", size.strip(), re.IGNORECASE) if isinstance(size, str) else None
-    )
-    found = size if isinstance(size, int) else int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
-    if found <= 0:
+    found = bytes_of(size) if isinstance(size, str) else size
+    if found is None or found <= 0:
         raise ArgumentError(
             f"max_shard_size: expected bytes as a number, or a text such as '5GB' or '500MB'; got {size!r}"
         )

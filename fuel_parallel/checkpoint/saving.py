@@ -47,7 +47,6 @@ def save(
     comm: Communicator | Mesh | None = None,
     keep: int | None = None,
     background: bool = False,
-    check_replicas: bool = False,
 ) -> Saving:
     """Saves a state as the checkpoint `directory/step-00001200`. A collective call.
 
@@ -62,7 +61,6 @@ def save(
         keep: How many checkpoints stay, the last ones; None for all.
         background: Return when the values are held, and write them meanwhile. At most one such save is under way: the
             next one, `wait()` or the end of the script waits for it and raises if it failed.
-        check_replicas: Compare what ranks hold alike, which reads all of it once more, and raise if it differs.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -80,8 +78,6 @@ def save(
     realize(*mine.lazy())
     view = plan.merge(plan.exchange(plan.listing_of(mine), ranks))
     pieces = plan.pieces_of(view, ranks.world_size)
-    if check_replicas:
-        _compare_replicas(mine, view, ranks)
     made = Path(on_root(ranks, lambda: str(folders.begin(Path(directory).absolute(), step))))
     saving = Saving(_Job(made, step, keep, view, pieces, axes, ranks.world_size, ranks.rank), ranks)
     saving._start(_entries(mine, view, pieces, ranks.rank, copy=background), background)
@@ -328,18 +324,3 @@ def _entries(mine: Named, view: plan.View, pieces: list[plan.Piece], rank: int, 
 
 def _part(held: Held, cut: tuple[slice, ...]) -> np.ndarray[Any, Any]:
     return held.array()[cut]
-
-
-def _compare_replicas(mine: Named, view: plan.View, comm: Communicator) -> None:
-    """Raises on all ranks if one holds other bytes than another where they should hold the same."""
-    sums = {name: zlib.crc32(tensor_file.bytes_of(held.array())) for name, held in mine.tensors.items()}
-    gathered = comm.all_gather_object(sums, type=dict[str, int])
-    for name, spread in view.tensors.items():
-        for holders in spread.holders.values():
-            odd = [rank for rank in holders if gathered[rank][name] != gathered[holders[0]][name]]
-            if odd:
-                raise CheckpointError(
-                    f"check_replicas: rank {odd[0]} holds other values of {name!r} than rank {holders[0]}"
-                    f"{f' ({len(odd)} of {len(holders)} ranks do)' if len(odd) > 1 else ''}; they have drifted apart: "
-                    "broadcast it from one rank, and see that all draw the same random numbers and average gradients"
-                )

@@ -9,60 +9,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fuel_parallel.backends import backend_of, memory_of
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
+from fuel_parallel.comm.meeting import guarded, together, transport_of
 from fuel_parallel.comm.transport import Pending, Transport
 from fuel_parallel.errors import GradientError
 from fuel_parallel.lazy import dtypes, effects
-from fuel_parallel.lazy.dtypes import DType
-from fuel_parallel.lazy.node import ZERO, Op, Shape, Spec, define
+from fuel_parallel.lazy.node import Op, Shape, Spec, define
 from fuel_parallel.lazy.ops import binary, creation, manipulation, reductions
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.partitioning import partition
 
 Rows = tuple[int, ...]
 Array = Any
-
-
-def together(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel for contiguous arrays of any device, run when all ranks are there: it gets module and transport."""
-
-    def kernel(xp: Any, x: Any, comm: Communicator, *attrs: Any) -> Any:
-        array = xp.ascontiguousarray(x).reshape(x.shape)
-        guard = comm.guard
-        if guard is None:
-            return run(xp, transport_of(xp, array, comm), array, comm, *attrs)
-        guard.enter()
-        try:
-            return run(xp, transport_of(xp, array, comm), array, comm, *attrs)
-        finally:
-            guard.leave()
-
-    return kernel
-
-
-@contextmanager
-def meeting(xp: Any, x: Any, comm: Communicator) -> Iterator[Transport]:
-    """Around what ranks do together on arrays like `x`: begins when all are there, and gives the transport."""
-    guard = comm.guard
-    if guard is not None:
-        guard.enter()
-    try:
-        yield transport_of(xp, x, comm)
-    finally:
-        if guard is not None:
-            guard.leave()
-
-
-def transport_of(xp: Any, x: Any, comm: Communicator) -> Transport:
-    """What moves an array of the module `xp`."""
-    return comm.transport if xp is np else comm.transport_of(x)
 
 
 # Reductions.
@@ -74,26 +37,6 @@ def _start_all_reduce(
     if isinstance(x, np.generic) or not x.flags.c_contiguous:
         x, reuse = xp.ascontiguousarray(x).reshape(x.shape), True
     return transport_of(xp, x, comm).start_all_reduce(x, op, reuse=reuse)
-
-
-def guarded(start: Callable[..., Pending]) -> Callable[..., Pending]:
-    """A start that waits until all ranks are there, and whose guard is left when what it started is over."""
-
-    def guarded_start(
-        xp: Any, x: Any, comm: Communicator, *attrs: Any, reuse: bool = False, out: Any = None
-    ) -> Pending:
-        guard = comm.guard
-        if guard is None:
-            return start(xp, x, comm, *attrs, reuse=reuse, out=out)
-        guard.enter()
-        try:
-            pending = start(xp, x, comm, *attrs, reuse=reuse, out=out)
-        except BaseException:
-            guard.leave()
-            raise
-        return guard.until_done(pending)
-
-    return guarded_start
 
 
 _start_all_reduce_guarded = guarded(_start_all_reduce)
@@ -445,66 +388,3 @@ SHARD = define(
         shapes="[..., n, ...] -> [..., part of n, ...] along dim",
     )
 )
-
-# Point to point. A send's value is an empty tensor: it is run for its effect.
-
-
-def _send_kernel(xp: Any, x: Any, comm: Communicator, dest: int, tag: int) -> Any:
-    if comm.guard is not None:
-        comm.guard.ledger.send(dest, tag)
-    array = xp.ascontiguousarray(x).reshape(x.shape)
-    transport = comm.transport if xp is np else comm.messenger_of(memory_of(array))
-    transport.send(array, dest, tag)
-    return xp.zeros(0, dtype=np.float32)
-
-
-def _send_op(name: str, vjp: Any) -> Op:
-    return define(
-        Op(
-            name,
-            infer=lambda x, comm, dest, tag: Spec((0,), dtypes.float32, x.device),
-            kernel=_send_kernel,
-            vjp=vjp,
-            crosses_ranks=True,
-            aliases=False,
-            has_effect=True,
-            attr_names=("comm", "dest", "tag"),
-            shapes="[...] -> [0]",
-        )
-    )
-
-
-def _recv_op(name: str, vjp: Any) -> Op:
-    def kernel(xp: Any, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int, device: str) -> Any:
-        if comm.guard is not None:
-            comm.guard.await_message(source, tag)
-        return comm.messenger_of(backend_of(device).memory).recv(shape, dtype, source, tag)
-
-    return define(
-        Op(
-            name,
-            infer=lambda comm, shape, dtype, source, tag, device: Spec(shape, dtype, device),
-            kernel=kernel,
-            vjp=vjp,
-            crosses_ranks=True,
-            aliases=False,
-            attr_names=("comm", "shape", "dtype", "source", "tag", "device"),
-            shapes="-> shape",
-        )
-    )
-
-
-def _send_vjp(g: Tensor, y: Tensor, x: Tensor, comm: Communicator, dest: int, tag: int) -> Tensor:
-    return comm.recv(x.shape, x.dtype, dest, tag, differentiable=True, device=x.device)
-
-
-def _recv_vjp(
-    g: Tensor, y: Tensor, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int, device: str
-) -> None:
-    comm.send(g, source, tag, differentiable=True)
-
-
-SEND = _send_op("send", ZERO)
-RECV = _recv_op("recv", ZERO)
-SEND_DIFFERENTIABLE = _send_op("send_differentiable", (_send_vjp,))
-RECV_DIFFERENTIABLE = _recv_op("recv_differentiable", (_recv_vjp,))

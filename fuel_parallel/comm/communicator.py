@@ -12,22 +12,30 @@ are the other halves of these pairs (Shoeybi et al., 2019, arXiv:1909.08053, sec
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Self
 
 from fuel_parallel.backends import check_device, memory_of
 from fuel_parallel.backends.device_memory import DeviceMemory
+from fuel_parallel.comm.arguments import (
+    CommInfo,
+    ReduceOp,
+    check_differentiable,
+    check_dim,
+    check_peer,
+    check_rank,
+    check_reduction,
+    equal_rows,
+    given_rows,
+    size_table,
+)
 from fuel_parallel.comm.entries import BARRIER, Entry
-from fuel_parallel.errors import ArgumentError, CommunicatorError, DTypeError, ShapeError
+from fuel_parallel.errors import ArgumentError, CommunicatorError, ShapeError
 from fuel_parallel.lazy import dtypes, effects
 from fuel_parallel.lazy.node import Op, apply, script_line
 from fuel_parallel.lazy.ops import creation
-from fuel_parallel.lazy.ops.reductions import normalize_axis
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.partitioning import partition
 
@@ -36,33 +44,7 @@ if TYPE_CHECKING:
     from fuel_parallel.comm.guard import Guard
     from fuel_parallel.comm.transport import Transport
 
-
-class ReduceOp(Enum):
-    """How a reduction combines the values of the ranks. For bools SUM and MAX are *or*, PRODUCT and MIN are *and*."""
-
-    SUM = "sum"
-    PRODUCT = "product"
-    MIN = "min"
-    MAX = "max"
-    AVG = "avg"
-
-    __hash__ = object.__hash__  # Enum's own is written in Python, and small collectives take microseconds
-
-    def __repr__(self) -> str:
-        return f"ReduceOp.{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class CommInfo:
-    """Who I am in a communicator."""
-
-    rank: int
-    world_size: int
-
-    @property
-    def is_root(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
+__all__ = ["CommInfo", "Communicator", "ReduceOp"]
 
 
 class Communicator(ABC):
@@ -134,7 +116,7 @@ class Communicator(ABC):
         cotangents times the local derivative. With `replicated` (SUM and AVG only): the cotangent itself.
         """
         x = self._operand("all_reduce", x)
-        _check_reduction("all_reduce", x, op)
+        check_reduction("all_reduce", x, op)
         if replicated and op not in (ReduceOp.SUM, ReduceOp.AVG):
             raise ArgumentError(f"all_reduce: replicated=True goes with SUM and AVG, not with {op.name}")
         return x if self.world_size == 1 else self._collect(collectives.ALL_REDUCE, x, op, replicated)
@@ -145,8 +127,8 @@ class Communicator(ABC):
         vjp (SUM and AVG only): the cotangent of `root`, broadcast.
         """
         x = self._operand("reduce", x)
-        _check_reduction("reduce", x, op)
-        self._check_rank("reduce", "root", root)
+        check_reduction("reduce", x, op)
+        check_rank(self.info, "reduce", "root", root)
         return x if self.world_size == 1 else self._collect(collectives.REDUCE, x, op, root)
 
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
@@ -155,7 +137,7 @@ class Communicator(ABC):
         vjp: on `root` the sum of the cotangents of all ranks, elsewhere zero.
         """
         x = self._operand("broadcast", x)
-        self._check_rank("broadcast", "root", root)
+        check_rank(self.info, "broadcast", "root", root)
         return x if self.world_size == 1 else self._collect(collectives.BROADCAST, x, root)
 
     def all_gather(
@@ -174,11 +156,11 @@ class Communicator(ABC):
         the cotangent.
         """
         x = self._operand("all_gather", x)
-        dim = self._check_dim("all_gather", x, dim)
+        dim = check_dim("all_gather", x, dim)
         if sizes is None:
-            rows = self._rows("all_gather", x.shape[dim], size)
+            rows = equal_rows(self.info, "all_gather", x.shape[dim], size)
         else:
-            rows = self._given_rows("all_gather", sizes)
+            rows = given_rows(self.info, "all_gather", sizes)
             if size is not None or rows[self.rank] != x.shape[dim]:
                 raise ShapeError(
                     f"all_gather: sizes={list(rows)} goes without size=, and gives rank {self.rank} an extent of "
@@ -194,12 +176,12 @@ class Communicator(ABC):
         vjp (SUM and AVG only): the all-gather of the cotangents; for AVG divided by the number of ranks.
         """
         x = self._operand("reduce_scatter", x)
-        _check_reduction("reduce_scatter", x, op)
-        dim = self._check_dim("reduce_scatter", x, dim)
+        check_reduction("reduce_scatter", x, op)
+        dim = check_dim("reduce_scatter", x, dim)
         if sizes is None:
             rows = tuple(len(part) for part in partition(x.shape[dim], self.world_size))
         else:
-            rows = self._given_rows("reduce_scatter", sizes)
+            rows = given_rows(self.info, "reduce_scatter", sizes)
             if sum(rows) != x.shape[dim]:
                 raise ShapeError(
                     f"reduce_scatter: sizes={list(rows)} cover {sum(rows)}, but dimension {dim} of x has an extent of "
@@ -246,22 +228,22 @@ class Communicator(ABC):
         (4, 8)
         """
         x = self._operand("all_to_all", x)
-        split_dim = self._check_dim("all_to_all", x, split_dim)
-        concat_dim = self._check_dim("all_to_all", x, concat_dim)
+        split_dim = check_dim("all_to_all", x, split_dim)
+        concat_dim = check_dim("all_to_all", x, concat_dim)
         if sizes is not None:
             if split_dim != concat_dim or size is not None:
                 raise ArgumentError(
                     "all_to_all: sizes= is for parts along one dimension and without size=; got split_dim="
                     f"{split_dim}, concat_dim={concat_dim}, size={size}"
                 )
-            table = self._size_table(x.shape[split_dim], sizes)
+            table = size_table(self.info, x.shape[split_dim], sizes)
             return x if self.world_size == 1 else self._collect(collectives.ALL_TO_ALL_SIZES, x, split_dim, table)
         if split_dim == concat_dim and x.shape[split_dim] % self.world_size:
             raise ShapeError(
                 f"all_to_all: along one dimension ({split_dim}) the extent {x.shape[split_dim]} must be a multiple of "
                 f"{self.world_size} ranks"
             )
-        rows = self._rows("all_to_all", x.shape[concat_dim], size)
+        rows = equal_rows(self.info, "all_to_all", x.shape[concat_dim], size)
         return x if self.world_size == 1 else self._collect(collectives.ALL_TO_ALL, x, split_dim, concat_dim, rows)
 
     def shift(self, x: Tensor, offset: int = 1, *, wrap: bool = True) -> Tensor:
@@ -286,7 +268,7 @@ class Communicator(ABC):
     def shard(self, x: Tensor, dim: int = 0) -> Tensor:
         """My part, by `partition` along `dim`, of an `x` that all ranks hold alike. vjp: the all-gather."""
         x = self._operand("shard", x)
-        dim = self._check_dim("shard", x, dim)
+        dim = check_dim("shard", x, dim)
         return x if self.world_size == 1 else Tensor(apply(collectives.SHARD, (x.node,), self, dim))
 
     # Point to point.
@@ -297,9 +279,9 @@ class Communicator(ABC):
         If both sides say `differentiable`, `grad` receives the cotangent of `x` from `dest`.
         """
         x = self._operand("send", x)
-        self._check_peer("send", "dest", dest)
-        _check_differentiable("send", x.dtype, differentiable)
-        op = collectives.SEND_DIFFERENTIABLE if differentiable else collectives.SEND
+        check_peer(self.info, "send", "dest", dest)
+        check_differentiable("send", x.dtype, differentiable)
+        op = point_to_point.SEND_DIFFERENTIABLE if differentiable else point_to_point.SEND
         effects.keep(self._collect(op, x, dest, tag).node)
 
     def recv(
@@ -316,9 +298,9 @@ class Communicator(ABC):
 
         If both sides say `differentiable`, `grad` sends the cotangent back to `source`.
         """
-        self._check_peer("recv", "source", source)
-        _check_differentiable("recv", dtypes.dtype(dtype), differentiable)
-        op = collectives.RECV_DIFFERENTIABLE if differentiable else collectives.RECV
+        check_peer(self.info, "recv", "source", source)
+        check_differentiable("recv", dtypes.dtype(dtype), differentiable)
+        op = point_to_point.RECV_DIFFERENTIABLE if differentiable else point_to_point.RECV
         extents = creation.check_shape("recv", shape)
         return self._collect(op, None, extents, dtypes.dtype(dtype), source, tag, check_device(device))
 
@@ -344,7 +326,7 @@ class Communicator(ABC):
         >>> IdentityComm().broadcast_object({"seed": 7, "layers": (2, 3)})
         {'seed': 7, 'layers': [2, 3]}
         """
-        self._check_rank("broadcast_object", "root", root)
+        check_rank(self.info, "broadcast_object", "root", root)
         return objects.broadcast_object(self, value, root, type)
 
     def all_gather_object(self, value: Any, *, type: Any = Any) -> list[Any]:
@@ -368,7 +350,7 @@ class Communicator(ABC):
                 f"group: rank {self.rank} lists a group that it is in, each rank once; got {list(ranks)}"
             )
         for rank in ranks:
-            self._check_rank("group", "each rank", rank)
+            check_rank(self.info, "group", "each rank", rank)
         return self._group(tuple(ranks), name)
 
     @abstractmethod
@@ -377,14 +359,12 @@ class Communicator(ABC):
 
     def _scan(self, function: str, x: Tensor, op: ReduceOp, *, exclusive: bool, reverse: bool) -> Tensor:
         x = self._operand(function, x)
-        _check_reduction(function, x, op)
+        check_reduction(function, x, op)
         if op is ReduceOp.AVG:
             raise ArgumentError(f"{function}: AVG is no scan; take that by SUM, and divide by how many it sums")
         if self.world_size == 1:
             return creation.full_like(x, reduction.identity(op, x.dtype).item()) if exclusive else x
         return self._collect(collectives.SCAN, x, op, exclusive, reverse)
-
-    # Checks.
 
     def _collect(self, op: Op, x: Tensor | None, *attrs: Any) -> Tensor:
         node = apply(op, () if x is None else (x.node,), self, *attrs)
@@ -394,78 +374,6 @@ class Communicator(ABC):
     def _operand(self, function: str, x: Any) -> Tensor:
         return creation.to_tensor(function, x)
 
-    def _check_rank(self, function: str, what: str, rank: int) -> None:
-        if not isinstance(rank, int) or not 0 <= rank < self.world_size:
-            raise ArgumentError(f"{function}: {what} must be a rank from 0 to {self.world_size - 1}, not {rank!r}")
-
-    def _check_peer(self, function: str, what: str, rank: int) -> None:
-        self._check_rank(function, what, rank)
-        if rank == self.rank:
-            raise CommunicatorError(f"{function}: {what}={rank} is this rank itself; use the tensor as it is")
-
-    def _check_dim(self, function: str, x: Tensor, dim: int) -> int:
-        if x.ndim == 0:
-            raise ShapeError(f"{function}: a 0-d tensor has no dimension to split or join; reshape it to (1,) first")
-        return normalize_axis(function, dim, x.ndim)
-
-    def _size_table(self, mine: int, sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-        """The extents of the parts from each rank to each."""
-        n = self.world_size
-        try:
-            table = tuple(tuple(map(operator.index, row)) for row in sizes)
-        except TypeError:
-            raise ArgumentError(
-                f"all_to_all: sizes is a table of ints, sizes[source][dest] for {n} ranks; got {sizes!r}"
-            ) from None
-        if [len(row) for row in table] != [n] * n or any(extent < 0 for row in table for extent in row):
-            raise ArgumentError(
-                f"all_to_all: sizes is a table of {n} rows of {n} extents, 0 or more, sizes[source][dest]; "
-                f"got {sizes!r}"
-            )
-        if sum(table[self.rank]) != mine:
-            raise ShapeError(
-                f"all_to_all: sizes[{self.rank}], what this rank sends, sums to {sum(table[self.rank])}, but its "
-                f"tensor has an extent of {mine}"
-            )
-        return table
-
-    def _given_rows(self, function: str, sizes: Sequence[int]) -> tuple[int, ...]:
-        rows = tuple(map(operator.index, sizes))
-        if len(rows) != self.world_size or min(rows) < 0:
-            raise ArgumentError(
-                f"{function}: sizes has an extent, 0 or more, for each of {self.world_size} ranks; got {list(sizes)}"
-            )
-        return rows
-
-    def _rows(self, function: str, mine: int, size: int | None) -> tuple[int, ...]:
-        """The extent of each rank's shard."""
-        if size is None:
-            return (mine,) * self.world_size
-        rows = tuple(len(part) for part in partition(size, self.world_size))
-        if rows[self.rank] != mine:
-            raise ShapeError(
-                f"{function}: size={size} over {self.world_size} ranks gives rank {self.rank} an extent of "
-                f"{rows[self.rank]}, but its shard has {mine}"
-            )
-        return rows
-
-
-def _check_reduction(function: str, x: Tensor, op: ReduceOp) -> None:
-    if not isinstance(op, ReduceOp):
-        raise ArgumentError(f"{function}: op is one of {', '.join(map(repr, ReduceOp))}, not {op!r}")
-    kind = dtypes.kind(x.dtype)
-    if op is ReduceOp.AVG and kind in ("bool", "integral"):
-        raise DTypeError(
-            f"{function}: the average of {x.dtype.name} is no {x.dtype.name}; cast to a floating dtype first"
-        )
-    if op in (ReduceOp.MIN, ReduceOp.MAX) and kind == "complex floating":
-        raise DTypeError(f"{function}: complex numbers have no order, so {op.name} of {x.dtype.name} is not defined")
-
-
-def _check_differentiable(function: str, dtype: dtypes.DType, differentiable: bool) -> None:
-    if differentiable and dtypes.kind(dtype) != "real floating":
-        raise DTypeError(f"{function}: differentiable=True needs a floating dtype, not {dtype.name}")
-
 
 # The ops are built on the communicator's methods, for their vjps are collectives again.
-from fuel_parallel.comm import collectives, objects, reduction  # noqa: E402
+from fuel_parallel.comm import collectives, objects, point_to_point, reduction  # noqa: E402

@@ -26,7 +26,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from fuel_parallel.comm.mismatch import Row, describe
 from fuel_parallel.comm.node_local import ranks_of_my_node
 from fuel_parallel.comm.shared_reduction import progress
 from fuel_parallel.comm.standstill import Standstill, wait_until
-from fuel_parallel.comm.transport import Pending, Receiving
+from fuel_parallel.comm.transport import Receiving
 from fuel_parallel.errors import CollectiveMismatchError
 from fuel_parallel.lazy import effects
 from fuel_parallel.lazy.node import Attrs, Line, describe_line, script_line
@@ -140,10 +140,10 @@ class Guard:
         self.finished = self.inside + 1
         self.inside = -1
 
-    def until_done(self, pending: Pending) -> Pending:
-        """To be called instead of `leave` after a collective has only been started."""
+    def go_on(self) -> int:
+        """To be called after a collective has only been started: its number, for `inside` until `leave`."""
         number, self.inside = self.inside, -1
-        return _GoesOn(self, pending, number)
+        return number
 
     def at_once(self, entry: Entry, line: Line | None) -> _AtOnce:
         """Around a collective that is not in the graph, called at `line`."""
@@ -338,25 +338,6 @@ class Guard:
                 f"  {listed}\n"
                 "  Likely cause: a recv under an `if`, or one whose value was never asked for"
             )
-
-
-class _GoesOn(Pending):
-    """A collective that was started. While this rank waits for its end it is `inside`."""
-
-    def __init__(self, guard: Guard, pending: Pending, number: int) -> None:
-        self.guard, self.pending, self.number = guard, pending, number
-
-    def progress(self) -> None:
-        """See `Pending.progress`."""
-        self.pending.progress()
-
-    def wait(self) -> Any:
-        """See `Pending.wait`."""
-        self.guard.inside = self.number
-        try:
-            return self.pending.wait()
-        finally:
-            self.guard.leave()
 
 
 class _AtOnce:

@@ -1,22 +1,22 @@
 """Ranks of an MPI job, through mpi4py.
 
-MPI counts in C ints before version 4, which Open MPI 5 still is, and libraries count bytes in them where they should
-not. So no call here is given more than `LARGEST_MESSAGE` bytes: larger arrays go in pieces.
+No call of MPI is given more than `in_flight.LARGEST_MESSAGE` bytes: larger arrays go in pieces.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fuel_parallel.backends.device_memory import DeviceMemory
-from fuel_parallel.comm import background, sections
+from fuel_parallel.comm import in_flight, sections
 from fuel_parallel.comm.communicator import CommInfo, Communicator, ReduceOp
 from fuel_parallel.comm.entries import SPLIT
 from fuel_parallel.comm.guard import Guard
+from fuel_parallel.comm.in_flight import MpiExchange, MpiGather, MpiReceive, MpiReduction, pieces
 from fuel_parallel.comm.node_local import NodeLocalTransport
 from fuel_parallel.comm.reduction import BY_MPI, averaged
 from fuel_parallel.comm.shared_reduction import settle
@@ -32,26 +32,6 @@ if TYPE_CHECKING:
 
 NONBLOCKING_BYTES = 64 << 10
 """From this size on a plan's all-reduce is an MPI_Iallreduce; below, there is less to hide than it costs."""
-
-LARGEST_MESSAGE = 1 << 30
-"""The most bytes in one call of MPI."""
-
-_in_flight: list[tuple[MPI.Request, Host]] = []
-"""Sends that are not known to be through, with the memory they read from."""
-
-_under_way: set[Pending] = set()
-"""Collectives that were started and not waited for: a plan that failed leaves some, and MPI still has their memory."""
-
-
-def finish_requests() -> None:
-    """Waits until all that was started is through; MPI must not be finalized before."""
-    settle()
-    background.finish()
-    for pending in list(_under_way):
-        pending.wait()
-    for request, _ in _in_flight:
-        request.Wait()
-    _in_flight.clear()
 
 
 class MpiComm(Communicator):
@@ -128,17 +108,6 @@ class MpiComm(Communicator):
         return self._on_device
 
 
-def pieces(x: Host) -> Iterator[Host]:
-    """An array, or where it is too large for one call of MPI, its elements part by part."""
-    if x.nbytes <= LARGEST_MESSAGE:
-        yield x
-        return
-    flat = x.reshape(-1)
-    step = LARGEST_MESSAGE // x.itemsize
-    for start in range(0, flat.size, step):
-        yield flat[start : start + step]
-
-
 class MpiTransport(Transport):
     """Blocking MPI calls on host arrays; sends are non-blocking and hold their buffer until they are through.
 
@@ -210,7 +179,7 @@ class MpiTransport(Transport):
         if x.dtype not in BY_MPI[op]:
             return sections.reduce_scatter(self, x, op, rows, out)
         result = self.xp.empty((rows[self.rank], *x.shape[1:]), dtype=x.dtype) if out is None else out
-        if x.nbytes <= LARGEST_MESSAGE:
+        if x.nbytes <= in_flight.LARGEST_MESSAGE:
             width = x.size // x.shape[0] if x.shape[0] else 0
             counts = [r * width for r in rows]
             self.comm.Reduce_scatter(self.buffer(x), self.buffer(result), counts, self.ops[op])
@@ -236,7 +205,7 @@ class MpiTransport(Transport):
 
     def all_gather(self, x: Host, rows: Sequence[int], out: Host | None = None) -> Host:
         result = self.xp.empty((sum(rows), *x.shape[1:]), dtype=x.dtype) if out is None else out
-        if result.nbytes <= LARGEST_MESSAGE:
+        if result.nbytes <= in_flight.LARGEST_MESSAGE:
             words, kind = self.words(result)
             width = words.size // sum(rows) if sum(rows) else 0
             self.comm.Allgatherv(self.words(x), [words, [r * width for r in rows], kind])
@@ -251,13 +220,13 @@ class MpiTransport(Transport):
     def start_all_gather(self, x: Host, rows: Sequence[int], out: Host | None = None) -> Pending:
         # By the size of the whole, which all ranks know.
         nbytes = sum(rows) * x.itemsize * int(np.prod(x.shape[1:], dtype=np.int64))
-        if nbytes < self.nonblocking_from or nbytes > LARGEST_MESSAGE or self.xp is not np:
+        if nbytes < self.nonblocking_from or nbytes > in_flight.LARGEST_MESSAGE or self.xp is not np:
             return Done(self.all_gather(x, rows, out))
         return MpiGather(self, x, rows, out)
 
     def all_to_all(self, blocks: Sequence[Host], shapes: Sequence[Shape], most_bytes: int) -> list[Host]:
         dtype = blocks[0].dtype
-        if most_bytes > LARGEST_MESSAGE:
+        if most_bytes > in_flight.LARGEST_MESSAGE:
             return self._all_to_all_in_turns(blocks, [self.xp.empty(shape, dtype) for shape in shapes])
         sent = self.xp.concatenate([block.reshape(-1) for block in blocks])
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
@@ -302,10 +271,10 @@ class MpiTransport(Transport):
             )
 
     def send(self, x: Host, dest: int, tag: int, *, final: bool = False) -> None:
-        _in_flight[:] = [(request, buffer) for request, buffer in _in_flight if not request.Test()]
+        in_flight.let_go()
         # A copy: the plan may use the memory again before the message is through.
         for piece in pieces(x if final else x.copy()):
-            _in_flight.append((self.comm.Isend(self.words(piece), dest, tag), piece))
+            in_flight.hold(self.comm.Isend(self.words(piece), dest, tag), piece)
 
     def recv(self, shape: Shape, dtype: DType, source: int, tag: int) -> Host:
         result: Host = self.xp.empty(shape, dtype=dtype)
@@ -346,73 +315,3 @@ class MpiTransport(Transport):
         """An array as MPI may have it now: it reads and writes memory of the host only."""
         check_host(x)
         return x
-
-
-class MpiRequests(Pending):
-    """Requests of MPI that are under way together, and the array that they fill."""
-
-    requests: list[MPI.Request]
-    result: Host
-
-    def progress(self) -> None:
-        for request in self.requests:
-            request.Test()
-
-    def wait(self) -> Host:
-        for request in self.requests:
-            request.Wait()
-        _under_way.discard(self)
-        return self.result
-
-
-class MpiReduction(MpiRequests):
-    """An MPI_Iallreduce under way, or several: one for each piece."""
-
-    def __init__(self, transport: MpiTransport, x: Host, op: ReduceOp, reuse: bool) -> None:
-        self.op, self.ranks = op, transport.ranks
-        check_host(x)
-        self.result = filled(x, x if reuse else None)
-        start, mpi_op = transport.comm.Iallreduce, transport.ops[op]
-        self.requests = [start(transport.in_place, piece, mpi_op) for piece in pieces(self.result)]
-        _under_way.add(self)
-
-    def wait(self) -> Host:
-        return averaged(super().wait(), self.op, self.ranks)
-
-
-class MpiExchange(MpiRequests):
-    """Messages to one rank and from another under way, two for each piece."""
-
-    def __init__(self, transport: MpiTransport, x: Host, dest: int, source: int) -> None:
-        self.sent = x
-        self.result: Host = transport.xp.empty_like(x)
-        comm, tag = transport.comm, transport.tag
-        self.requests = [comm.Irecv(transport.words(piece), source, tag) for piece in pieces(self.result)]
-        self.requests += [comm.Isend(transport.words(piece), dest, tag) for piece in pieces(x)]
-
-
-class MpiReceive(MpiRequests, Receiving):
-    """Messages that fill an array, one for each piece."""
-
-    def __init__(self, transport: MpiTransport, result: Host, source: int, tag: int) -> None:
-        self.result = result
-        self.requests = [transport.comm.Irecv(transport.words(piece), source, tag) for piece in pieces(result)]
-        _under_way.add(self)
-
-    def has_come(self) -> bool:
-        return all(request.Test() for request in self.requests)
-
-
-class MpiGather(MpiRequests):
-    """An MPI_Iallgatherv under way."""
-
-    def __init__(self, transport: MpiTransport, x: Host, rows: Sequence[int], out: Host | None) -> None:
-        check_host(x)
-        total = sum(rows)
-        self.result = np.empty((total, *x.shape[1:]), dtype=x.dtype) if out is None else out
-        words, kind = transport.words(self.result)
-        width = words.size // total
-        self.sent = transport.words(x)  # held until it is through
-        received = [words, [r * width for r in rows], kind]
-        self.requests = [transport.comm.Iallgatherv(self.sent, received)]
-        _under_way.add(self)

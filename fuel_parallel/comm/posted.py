@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from fuel_parallel.backends import backend_of, memory_of
-from fuel_parallel.comm import collectives
+from fuel_parallel.comm import point_to_point
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.messages import Message
 from fuel_parallel.lazy.dtypes import DType
@@ -31,7 +31,7 @@ class PostedReceive:
         self, comm: Communicator, shape: Shape, dtype: DType, source: int, tag: int, device: str = "cpu"
     ) -> None:
         self._guard = comm.guard
-        self._message = Message(collectives.RECV, (comm, shape, dtype, source, tag, device), script_line())
+        self._message = Message(point_to_point.RECV, (comm, shape, dtype, source, tag, device), script_line())
         if comm.guard is not None:
             comm.guard.ledger.receive(source, tag)
         self._pending = comm.messenger_of(backend_of(device).memory).start_recv(shape, dtype, source, tag)

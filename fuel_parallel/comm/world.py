@@ -9,8 +9,9 @@ from fuel_parallel import environment, failure
 from fuel_parallel.comm import clock, guard, standstill, watchdog
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.identity import IdentityComm
+from fuel_parallel.comm.in_flight import finish_requests
 from fuel_parallel.comm.log_records import tag_records
-from fuel_parallel.comm.mpi import MpiComm, finish_requests
+from fuel_parallel.comm.mpi import MpiComm
 from fuel_parallel.errors import CommunicatorError, LaunchError
 from fuel_parallel.lazy.effects import run_pending
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fuel_parallel.comm.collectives import meeting
 from fuel_parallel.comm.communicator import Communicator
+from fuel_parallel.comm.meeting import meeting
 from fuel_parallel.context_parallel.layout import check_sequence, sequence_chunks, whole_length
 from fuel_parallel.lazy import dtypes, effects
 from fuel_parallel.lazy.dtypes import DType

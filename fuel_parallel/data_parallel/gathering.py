@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuel_parallel.comm.collectives import guarded, transport_of
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
+from fuel_parallel.comm.meeting import guarded, transport_of
 from fuel_parallel.comm.transport import Pending
 from fuel_parallel.lazy import effects
 from fuel_parallel.lazy.node import Op, Spec, apply, define

@@ -15,7 +15,6 @@ from fuel_parallel.data_parallel.gradients import BUCKET_BYTES, average_gradient
 from fuel_parallel.data_parallel.rows import Bucket, check_same, own_rows, shard_of_rows
 from fuel_parallel.data_parallel.sharded_parameters import ShardedParameter
 from fuel_parallel.errors import ArgumentError
-from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.ops import creation
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter, Shard, Variable
@@ -26,13 +25,12 @@ class ShardedOptimizer:
     """An optimizer whose state is cut over the ranks of a communicator.
 
     Args:
-        make: Makes the optimizer of this rank's rows, such as `lambda rows: fp.optim.AdamW(rows, lr=3e-4)`.
+        make: Makes the optimizer of this rank's rows, such as `lambda rows: fp.optim.AdamW(rows, lr=3e-4)`; in 16 bits
+            `lambda rows: fp.optim.MixedPrecision(rows, make, comm=world)`, which keeps float32 masters of the rows.
         parameters: The whole parameters, alike on all ranks of `comm`; with tensor parallelism, this rank's parts.
         comm: The ranks that hold the same parameters: `mesh["dp"]`.
         stage: 1 cuts the optimizer's state, 2 the gradients as well.
         bucket_bytes: Gradients and new values travel in buckets of about this size.
-        master_dtype: Keep this rank's rows in this dtype too, such as float32 for parameters in bfloat16, and update
-            these. The parameters are their rounded values.
 
     A collective call. Raises `ArgumentError` for an optimizer that does not work element by element, and
     `CommunicatorError` where ranks have different parameters.
@@ -54,7 +52,6 @@ class ShardedOptimizer:
         *,
         stage: int = 2,
         bucket_bytes: int = BUCKET_BYTES,
-        master_dtype: Any = None,
     ) -> None:
         if stage not in (1, 2):
             raise ArgumentError(
@@ -65,11 +62,7 @@ class ShardedOptimizer:
         self.stage = stage
         self._comm, self._bucket_bytes = comm, bucket_bytes
         self._check_parameters()
-        self._keeps_masters = master_dtype is not None
-        self.shards = [
-            _rows_as_parameter(p, comm, p.dtype if master_dtype is None else dtypes.dtype(master_dtype))
-            for p in self.parameters
-        ]
+        self.shards = [_rows_as_parameter(p, comm) for p in self.parameters]
         self.inner = make(self.shards)
         self._check_inner(make)
         self._whole_of = dict(zip(self.shards, self.parameters, strict=True))
@@ -109,13 +102,11 @@ class ShardedOptimizer:
         With `reduced` they are what `reduce_gradients` gave, or sums of that, or that clipped.
         """
         rows = list(gradients) if reduced else self.reduce_gradients(gradients)
-        if not self._keeps_masters:
-            for parameter, shard in zip(self.parameters, self.shards, strict=True):
-                shard.assign(own_rows(parameter, self._comm))
+        for parameter, shard in zip(self.parameters, self.shards, strict=True):
+            shard.assign(own_rows(parameter, self._comm))
         self.inner.update(rows)
-        rounded = [creation.astype(s, p.dtype) for s, p in zip(self.shards, self.parameters, strict=True)]
         alone = self._comm.world_size == 1
-        wholes = rounded if alone else self._by_bucket(self.parameters, Bucket.wholes, rounded)
+        wholes = self.shards if alone else self._by_bucket(self.parameters, Bucket.wholes, self.shards)
         for parameter, whole in zip(self.parameters, wholes, strict=True):
             parameter.assign(whole)
         self._forget_rows()
@@ -123,8 +114,6 @@ class ShardedOptimizer:
     def __state__(self) -> dict[str, Any]:
         """What a checkpoint keeps: the state of `inner`, under the whole parameters, so that any stage can read it."""
         state: dict[str, Any] = rekeyed(self.inner.__state__(), self._whole_of)
-        if self._keeps_masters:
-            state["masters"] = dict(zip(self.parameters, self.shards, strict=True))
         return state
 
     def __restore__(self, state: dict[str, Any]) -> None:
@@ -133,7 +122,7 @@ class ShardedOptimizer:
         self.inner.__restore__(rekeyed(state, shard_of))
 
     def __tensors__(self) -> list[Any]:
-        rows = set() if self._keeps_masters else set(map(id, self.shards))
+        rows = set(map(id, self.shards))
         return [*self.parameters, *[v for v in self.inner.__tensors__() if id(v) not in rows]]
 
     # Rows.
@@ -153,10 +142,9 @@ class ShardedOptimizer:
         return found[::-1]
 
     def _forget_rows(self) -> None:
-        """Between updates rows that are those of the parameters are held there alone: zeros here, never computed."""
-        if not self._keeps_masters:
-            for shard in self.shards:
-                shard.assign(creation.zeros(shard.shape, dtype=shard.dtype))
+        """Between updates rows are held as those of the parameters alone: zeros here, never computed."""
+        for shard in self.shards:
+            shard.assign(creation.zeros(shard.shape, dtype=shard.dtype))
 
     def _state_of_shards(self) -> Iterator[tuple[Parameter, Variable]]:
         """The variables of `inner` that are cut as the shard that they are for."""
@@ -193,6 +181,6 @@ class ShardedOptimizer:
             )
 
 
-def _rows_as_parameter(parameter: Parameter, comm: Communicator, dtype: Any) -> Parameter:
+def _rows_as_parameter(parameter: Parameter, comm: Communicator) -> Parameter:
     shard: Shard | None = shard_of_rows(parameter.shape, parameter.shard, comm)
-    return Parameter(creation.astype(own_rows(parameter, comm), dtype), shard=shard)
+    return Parameter(own_rows(parameter, comm), shard=shard)

@@ -15,9 +15,19 @@ from typing import Any, NamedTuple
 from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import apply
-from fuel_parallel.lazy.ops import binary, creation, decompositions, elementwise, indexing, manipulation, reductions
+from fuel_parallel.lazy.ops import (
+    binary,
+    creation,
+    decompositions,
+    elementwise,
+    indexing,
+    manipulation,
+    reductions,
+    spectral,
+)
 from fuel_parallel.lazy.ops.contraction import matmul, tensordot, vecdot
-from fuel_parallel.lazy.ops.decompositions import check_matrix, inv
+from fuel_parallel.lazy.ops.decompositions import inv
+from fuel_parallel.lazy.ops.factors import adjoint, check_matrix, unpack
 from fuel_parallel.lazy.ops.manipulation import matrix_transpose
 from fuel_parallel.lazy.ops.reductions import normalize_axes, normalize_axis
 from fuel_parallel.lazy.tensor import Tensor
@@ -88,7 +98,7 @@ def cholesky(x: Tensor, /, *, upper: builtins.bool = False) -> Tensor:
     [[2.0, 0.0], [1.0, 1.0]]
     """
     lower = Tensor(apply(decompositions.CHOLESKY, (x.node,)))
-    return decompositions.adjoint(lower) if upper else lower
+    return adjoint(lower) if upper else lower
 
 
 def eigh(x: Tensor, /) -> Eigh:
@@ -97,12 +107,12 @@ def eigh(x: Tensor, /) -> Eigh:
     >>> eigh(creation.asarray([[2.0, 0.0], [0.0, 1.0]])).eigenvalues.tolist()
     [1.0, 2.0]
     """
-    return Eigh(*decompositions.eigh(x))
+    return Eigh(*spectral.eigh(x))
 
 
 def eigvalsh(x: Tensor, /) -> Tensor:
     """The eigenvalues of a Hermitian `x`, real and rising."""
-    return Tensor(apply(decompositions.EIGVALSH, (x.node,)))
+    return Tensor(apply(spectral.EIGVALSH, (x.node,)))
 
 
 def qr(x: Tensor, /, *, mode: str = "reduced") -> QR:
@@ -123,12 +133,12 @@ def svd(x: Tensor, /, *, full_matrices: builtins.bool = True) -> SVD:
     For m rows, n columns and k = min(m, n) U is (m, m) and Vh (n, n), or (m, k) and (k, n) without `full_matrices`.
     """
     check_matrix("svd", x.node.spec)
-    return SVD(*decompositions.svd(x, bool(full_matrices)))
+    return SVD(*spectral.svd(x, bool(full_matrices)))
 
 
 def svdvals(x: Tensor, /) -> Tensor:
     """The singular values of `x`, falling."""
-    return Tensor(apply(decompositions.SVDVALS, (x.node,)))
+    return Tensor(apply(spectral.SVDVALS, (x.node,)))
 
 
 # Systems, determinants, inverses.
@@ -160,7 +170,7 @@ def det(x: Tensor, /) -> Tensor:
 
 def slogdet(x: Tensor, /) -> Slogdet:
     """The sign (or phase) of the determinant and the logarithm of its magnitude."""
-    sign, logarithm = decompositions.unpack(Tensor(apply(decompositions.SLOGDET, (x.node,))), ((), ()))
+    sign, logarithm = unpack(Tensor(apply(decompositions.SLOGDET, (x.node,))), ((), ()))
     return Slogdet(sign, elementwise.real(logarithm) if x.dtype in dtypes.COMPLEX else logarithm)
 
 

@@ -12,14 +12,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from fuel_parallel.errors import DTypeError, ShapeError
+from fuel_parallel.errors import ShapeError
 from fuel_parallel.lazy.dtypes import DType
+from fuel_parallel.lazy.in_place import InPlace
 from fuel_parallel.lazy.node import Node, Shape
 
 Scalar = bool | int | float | complex
 
 
-class Tensor:
+class Tensor(InPlace):
     """An immutable array that is computed when its value is asked for.
 
     Made by the functions of `fuel_parallel.lazy` (`asarray`, `zeros`, …), not by calling this class.
@@ -31,7 +32,7 @@ class Tensor:
     ((), 'float32', 52.0)
     """
 
-    __slots__ = ("__weakref__", "node")
+    __slots__ = ("__weakref__",)
     __array_priority__ = 1000
     __array_ufunc__ = None
     is_state = False
@@ -352,60 +353,6 @@ class Tensor:
 
     def __ge__(self, other: Any) -> Tensor:
         return binary.greater_equal(self, other)
-
-    # In place: the handle is pointed at the result, which must have its shape and dtype.
-
-    def _rebound(self, operator: str, result: Tensor) -> Tensor:
-        if result.dtype != self.dtype:
-            raise DTypeError(
-                f"x {operator}= y: the result is {result.dtype.name} and x is {self.dtype.name}; "
-                f"cast y with astype, or write x = x {operator} y"
-            )
-        if result.shape != self.shape:
-            raise ShapeError(
-                f"x {operator}= y: the result has shape {result.shape} and x {self.shape}; write x = x {operator} y"
-            )
-        self.node = result.node
-        return self
-
-    def __iadd__(self, other: Any) -> Tensor:
-        return self._rebound("+", self + other)
-
-    def __isub__(self, other: Any) -> Tensor:
-        return self._rebound("-", self - other)
-
-    def __imul__(self, other: Any) -> Tensor:
-        return self._rebound("*", self * other)
-
-    def __itruediv__(self, other: Any) -> Tensor:
-        return self._rebound("/", self / other)
-
-    def __ifloordiv__(self, other: Any) -> Tensor:
-        return self._rebound("//", self // other)
-
-    def __imod__(self, other: Any) -> Tensor:
-        return self._rebound("%", self % other)
-
-    def __ipow__(self, other: Any) -> Tensor:
-        return self._rebound("**", self**other)
-
-    def __imatmul__(self, other: Any) -> Tensor:
-        return self._rebound("@", self @ other)
-
-    def __iand__(self, other: Any) -> Tensor:
-        return self._rebound("&", self & other)
-
-    def __ior__(self, other: Any) -> Tensor:
-        return self._rebound("|", self | other)
-
-    def __ixor__(self, other: Any) -> Tensor:
-        return self._rebound("^", self ^ other)
-
-    def __ilshift__(self, other: Any) -> Tensor:
-        return self._rebound("<<", self << other)
-
-    def __irshift__(self, other: Any) -> Tensor:
-        return self._rebound(">>", self >> other)
 
 
 def to_numpy(node: Node) -> np.ndarray[Any, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fuel_parallel.errors import ArgumentError, DataError
+from fuel_parallel.sizes import bytes_of
 from fuel_parallel.topology.algorithms import Collective
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 MESH, POSITION = "FUEL_MESH", "FUEL_POSITION"
 """What `fuelrun --mesh` asks for, and which place in it a rank has been given."""
-
-UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 class MeshAxis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -154,9 +153,8 @@ def groups_of(axes: Sequence[MeshAxis]) -> list[Array]:
 
 
 def _bytes(word: str, where: str) -> int:
-    digits = word.rstrip("BbKkMmGgIi")
-    unit = word[len(digits) :].upper() or "B"
-    if not (digits.isascii() and digits.isdecimal() and len(digits) < 16 and unit in UNITS):
+    nbytes = bytes_of(word)
+    if nbytes is None:
         kinds = ", ".join(one.value for one in Collective)
         raise ArgumentError(f"{where}: {word!r} is neither a collective ({kinds}) nor a size such as 4096 or 16MiB")
-    return int(digits) * UNITS[unit]
+    return nbytes

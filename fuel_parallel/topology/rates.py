@@ -5,6 +5,8 @@ These are what a program reaches, below what data sheets say. A link that none o
 
 from __future__ import annotations
 
+import re
+
 from fuel_parallel.topology.model import Interconnect, Link, assumed
 
 NVLINK = {60: 18.0, 70: 20.0, 80: 20.0, 86: 12.0, 90: 20.6, 100: 40.1}
@@ -19,11 +21,32 @@ PCIE_LANE = {2.5: 0.1875, 5.0: 0.375, 8.0: 0.75, 16.0: 1.5, 32.0: 3.0, 64.0: 6.0
 INTEL_SOCKETS = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0), (0, 6.0))
 """Between two Intel processors, by the least number of their model."""
 
+CAPABILITIES = {
+    **{"P100": 60, "P40": 61, "V100": 70, "V100S": 70, "T4": 75},
+    **dict.fromkeys(("A100", "A800", "A30"), 80),
+    **dict.fromkeys(("A40", "A10", "A10G", "A16", "A2", "A5000", "A6000", "3090"), 86),
+    **dict.fromkeys(("L4", "L40", "L40S", "4090"), 89),
+    **dict.fromkeys(("H20", "H100", "H200", "H800", "GH200"), 90),
+    **dict.fromkeys(("B100", "B200", "GB200"), 100),
+    **dict.fromkeys(("B300", "GB300"), 103),
+}
+"""Compute capability, 90 for 9.0, by a word of the GPU's name; NVIDIA's list of CUDA GPUs."""
+
 TFLOPS = {"V100": 125.0, "A100": 312.0, "H100": 989.0, "H200": 989.0, "L40S": 362.0, "A10G": 70.0, "T4": 65.0}
 """Dense 16-bit matrix products, by a word of the name; NVIDIA's data sheets."""
 
 NEAR_GB_S, NEAR_US = 100.0, 0.1
 """Between a NUMA domain and its own cores: beyond what any other link carries."""
+
+
+def capability_of(name: str) -> int | None:
+    """The compute capability of a GPU by its name; None where no word of it is known.
+
+    >>> capability_of("NVIDIA A100-SXM4-80GB"), capability_of("NVIDIA GeForce")
+    (80, None)
+    """
+    words = re.split(r"[^A-Za-z0-9]+", name)
+    return next((CAPABILITIES[word] for word in words if word in CAPABILITIES), None)
 
 
 def nvlink(capability: int | None, count: int = 1) -> Link:

@@ -213,16 +213,6 @@ def test_a_folder_that_hosts_do_not_share_is_noticed(
         on_ranks(2, lambda comm: checkpoint.save(tmp_path, {"a": np.zeros(4), "b": np.zeros(4)}, step=5, comm=comm))
 
 
-def test_replicas_that_differ_are_told_if_asked(on_ranks: OnRanks, tmp_path: Path) -> None:
-    def save(comm: Any) -> None:
-        state = {"same": np.zeros(4), "w": np.full(4, comm.rank // 2)}
-        checkpoint.save(tmp_path, state, step=1, comm=comm, check_replicas=True)
-
-    on_ranks(2, save)
-    with pytest.raises(CheckpointError, match=r"rank 2 holds other values of 'w' than rank 0 \(2 of 4 ranks do\)"):
-        on_ranks(4, save)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one MiB."""

@@ -94,7 +94,13 @@ def test_the_command_line_knows_what_can_be_timed() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("64", [64]), ("1k,4KiB", [1024, 4096]), ("4KB:100K", [4096, 16384, 65536]), ("2MiB", [2 << 20]), ("1:1", [1])],
+    [
+        ("64", [64]),
+        ("1kib,4KiB,4kB", [1024, 4096, 4000]),
+        ("4KiB:100KiB", [4096, 16384, 65536]),
+        ("2MiB", [2 << 20]),
+        ("1:1", [1]),
+    ],
 )
 def test_sizes_are_read(text, expected) -> None:
     assert Sizes().convert(text, None, None) == expected

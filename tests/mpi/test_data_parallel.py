@@ -170,8 +170,18 @@ def test_parts_are_compared_with_the_same_parts() -> None:
     mesh = fp.Mesh(world, dp=-1, tp=2)
     layer = fp.tensor_parallel.ColumnParallel(4, 6, ft.random.Generator(1), mesh["tp"])
     check_replicas(layer, mesh["dp"])
-    with pytest.raises(ReplicaError, match=r"weight, float32\[4, 3\] differs: ranks 1, 3 from ranks 0, 2"):
+    check_replicas(layer, world)
+    if RANK == 3:
+        layer.weight[2, 1] = 7.5
+    with pytest.raises(ReplicaError, match=r"weight, float32\[4, 6\] differs: rank 3 from rank 1, .* \[2, 4\], .*7\.5"):
         check_replicas(layer, world)
+
+
+def test_rows_of_an_optimizer_are_no_replicas_of_each_other() -> None:
+    layers = network()
+    optimizer = fp.data_parallel.ShardedOptimizer(fp.optim.AdamW, parameters_of(layers), world)
+    optimizer.update(gradients_of(layers, np.full((2, 4), RANK / 2)))
+    check_replicas([layers, optimizer], world)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

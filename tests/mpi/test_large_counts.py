@@ -11,7 +11,7 @@ from mpi4py import MPI
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel import MpiComm, ReduceOp
-from fuel_parallel.comm import mpi
+from fuel_parallel.comm import in_flight
 from fuel_parallel.errors import CommunicatorError
 from fuel_parallel.lazy import dtypes
 
@@ -24,7 +24,7 @@ N, RANK = world.world_size, world.rank
 def plain(request, monkeypatch):
     """Ranks on nodes of their own, and so many bytes in a message."""
     monkeypatch.setenv("FUEL_NODE_LOCAL", "0")
-    monkeypatch.setattr(mpi, "LARGEST_MESSAGE", request.param)
+    monkeypatch.setattr(in_flight, "LARGEST_MESSAGE", request.param)
     comm = MpiComm()
     if N > 1:
         comm.transport.plain.nonblocking_from = 64
@@ -112,4 +112,4 @@ def test_more_than_two_to_the_31_elements(monkeypatch):
 
 
 def test_the_limit_leaves_room_for_every_dtype():
-    assert 2**31 > mpi.LARGEST_MESSAGE >= max(dtype.itemsize for dtype in dtypes.ALL)
+    assert 2**31 > in_flight.LARGEST_MESSAGE >= max(dtype.itemsize for dtype in dtypes.ALL)

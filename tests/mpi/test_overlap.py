@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from mpi4py import MPI
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel import ReduceOp
-from fuel_parallel.comm import mpi, node_memory, shared_reduction
+from fuel_parallel.comm import in_flight, node_memory, shared_reduction
 from fuel_parallel.comm.mpi import MpiComm
 from fuel_parallel.errors import RealizeError
 from fuel_parallel.runtime import execute as executing
@@ -33,7 +34,7 @@ def comm(request, monkeypatch):
     made.all_reduce(ft.ones((LARGE,))).numpy()  # now it knows how its ranks lie
     yield made
     shared_reduction.settle()
-    assert not shared_reduction._announced
+    assert not shared_reduction.announced
 
 
 def grown(monkeypatch):
@@ -190,7 +191,7 @@ def test_without_shared_memory_it_is_a_nonblocking_reduction_of_mpi(monkeypatch)
     start = MpiComm().transport.start_all_reduce
     for _ in range(2):
         pending = start(np.full(LARGE, RANK + 1.0), ReduceOp.AVG)
-        assert isinstance(pending, mpi.MpiReduction)
+        assert isinstance(pending, in_flight.MpiReduction)
         assert (pending.wait() == TOTAL / N).all()
         assert start(np.ones(10), ReduceOp.SUM).wait()[3] == N
 
@@ -304,8 +305,27 @@ def test_after_a_kernel_failed_on_all_ranks_the_next_reductions_are_right(comm, 
         gc.collect()
         y = comm.all_reduce(x * float(round_ + 1))
         assert (y.numpy() == TOTAL * (round_ + 1)).all()
-    mpi.finish_requests()
-    assert not mpi._under_way
+    in_flight.finish_requests()
+    assert not in_flight._under_way
+    comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_exchange_that_nobody_waits_for_holds_its_memory_until_it_is_through(comm):
+    """As a kernel leaves it that fails between two turns of a ring."""
+    transport, places = comm.transport, ((RANK + 1) % N, (RANK - 1) % N)
+    sent = np.full(LARGE, RANK + 1.0)
+    held = weakref.ref(sent)
+    transport.start_exchange(sent, *places)
+    del sent
+    gc.collect()
+    assert held() is not None
+    received = transport.exchange(np.full(LARGE, RANK + 10.0), *places)
+    assert (received == places[1] + 10.0).all()
+    in_flight.finish_requests()
+    gc.collect()
+    assert held() is None
+    assert not in_flight._under_way
     comm.barrier()
 
 

@@ -205,11 +205,17 @@ def test_the_norm_of_cut_gradients_is_that_of_the_whole_ones(comm: Any, stage: i
 def test_masters_in_float32_of_parameters_in_bfloat16() -> None:
     """Steps too small for bfloat16 add up in the masters; the parameters are these, rounded."""
     parameter = fp.Parameter(ft.ones(8, dtype="bfloat16"))
-    optimizer = ShardedOptimizer(lambda ps: fp.optim.SGD(ps, lr=1e-3), [parameter], world, master_dtype="float32")
+    optimizer = ShardedOptimizer(
+        lambda rows: fp.optim.MixedPrecision(rows, lambda masters: fp.optim.SGD(masters, lr=1e-3), comm=world),
+        [parameter],
+        world,
+    )
     for _ in range(100):
         optimizer.update([ft.ones(8, dtype="bfloat16")])
         fp.realize(optimizer)
-    mine = optimizer.shards[0]
+    assert isinstance(optimizer.inner, fp.optim.MixedPrecision)
+    (mine,) = optimizer.inner.masters
+    assert mine.shape == (len(fp.partition(8, N)[RANK]),)
     np.testing.assert_allclose(mine.numpy(), 0.9, rtol=1e-5)
     assert parameter.dtype.name == "bfloat16"
     np.testing.assert_array_equal(parameter.numpy().astype(np.float32), np.float32(0.8984375))
@@ -379,6 +385,8 @@ def test_mistakes_are_named() -> None:
         fp.SymbolicComm(0, 2).reduce_scatter(ft.ones(3), sizes=[1, 1])
     with pytest.raises(ArgumentError, match=r"sizes has an extent, 0 or more, for each of 2 ranks; got \[3\]"):
         fp.SymbolicComm(0, 2).reduce_scatter(ft.ones(3), sizes=[3])
+    with pytest.raises(ArgumentError, match=r"all_gather: sizes has an extent, .* got \[1\.5, 2\]"):
+        fp.SymbolicComm(0, 2).all_gather(ft.ones(3), sizes=[1.5, 2])  # type: ignore[list-item]
 
 
 @pytest.mark.mpi(min_size=2)

@@ -32,6 +32,24 @@ def computed(tensors, names):
     return [np.asarray(values[number[t.node]]) for t in tensors]
 
 
+def in_48_bits(tensors):
+    """The values, with what every op gives rounded to 48 bits instead of 53.
+
+    How far they are from those of `computed` tells what rounding in another order may do to them. Ties stay ties.
+    """
+    _, leaves, nodes = trace([t.node for t in tensors])
+    values = {leaf: leaf.value for leaf in leaves}
+    with np.errstate(all="ignore"):
+        for node in nodes:
+            inputs = [values[i] for i in node.inputs]
+            value = np.asarray(node.op.kernel(np, *([inputs] if node.op.variadic else inputs), *node.attrs))
+            if value.dtype.kind == "f":
+                digits, exponent = np.frexp(value)
+                value = np.ldexp(np.rint(digits * 2.0**48), exponent - 48)
+            values[node] = value
+    return [values[t.node] for t in tensors]
+
+
 def ops_under(tensors, names):
     graph, _, _ = trace([t.node for t in tensors])
     return [step.op.name for step in make_plan(graph, names).steps]
@@ -117,14 +135,20 @@ def random_graphs(draw):
 )
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_random_graphs_give_the_same_values_whatever_passes_are_on(tensors, names, block_elements):
-    """And whether regions are one block, or one a row, or many with a shorter one at the end."""
+    """And whether regions are one block, or one a row, or many with a shorter one at the end.
+
+    To rounding: passes sum in another order, and a graph may cancel or magnify what that changes. How much it does is
+    measured, by `in_48_bits`.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fusion, "BLOCK_ELEMENTS", block_elements)
         results = computed(tensors, names)
-    for plain, passed in zip(computed(tensors, ()), results, strict=True):
+    for plain, rounded, passed in zip(computed(tensors, ()), in_48_bits(tensors), results, strict=True):
         assert plain.shape == passed.shape
         assert plain.dtype == passed.dtype
-        np.testing.assert_allclose(passed, plain, rtol=1e-11, atol=1e-11)
+        finite = np.isfinite(plain) & np.isfinite(rounded)
+        atol = 1e-11 + 20 * np.max(np.abs(plain[finite] - rounded[finite]), initial=0)
+        np.testing.assert_allclose(passed, plain, rtol=1e-11, atol=atol)
 
 
 def test_an_elementwise_chain_becomes_one_region():

@@ -26,7 +26,8 @@ def losses(path: Path) -> list[float]:
 def test_a_preempted_run_ends_with_the_same_bits(user, cluster, pmi: str) -> None:
     if pmi == "pmi2":
         pytest.skip("pmi2 of SLURM 22.05 garbles addresses of MPICH's UCX in some jobs, see docs/slurm.md")
-    shutil.copy(EXAMPLES / "train_gpt.py", user.folder)
+    for name in ("train_gpt.py", "settling.py"):
+        shutil.copy(EXAMPLES / name, user.folder)
     (user.folder / "text").write_text("how much wood would a woodchuck chuck, if a woodchuck could chuck wood? " * 200)
     small = f"--steps {STEPS} --dim 32 --layers 1 --heads 2 --context 16 --batch 8 --sample 0 --text text --every 5"
     options = ("--nodes", "2", "--requeue", "--time", "10")

@@ -193,22 +193,21 @@ def _with_figures(t: DeviceTopology, seats: list[Seat], findings: list[Finding])
             across[hosts[b]] = across[hosts[a]] = findings[b]  # the first machine takes part in every pair
     copies = {seat.host: f.copy_mb_s for seat, f in zip(seats, findings, strict=True)}
     cards = Counter(c.source.partition("/")[0] for c in t.connections() if c.target == NETWORK)
-    description = t.description()
-    parts = {part.id: part for part in description.parts}
-    measured = []
-    for c in description.connections:
-        host = parts[c.source].node or hosts[0]
+
+    def change(source: str, target: str, link: Link) -> Link:
+        ends = t.part(source), t.part(target)
+        host = ends[0].node or ends[1].node or hosts[0]  # the network is of none
         near = inside.get(host, Finding())
-        link = c.link
-        if _is_cpu(parts[c.source]) or _is_cpu(parts[c.target]):
-            link = _figures(link, near.peer_mb_s or copies.get(host), near.peer_us)
-        elif NETWORK in (c.source, c.target) and host in across:
+        if any(map(_is_cpu, ends)):
+            return _figures(link, near.peer_mb_s or copies.get(host), near.peer_us)
+        if NETWORK in (source, target) and host in across:
             met = across[host]
             # What one rank reached counts for all cards of a machine together.
             rate = None if met.peer_mb_s is None else met.peer_mb_s / cards[host]
-            link = _figures(link, rate, max((met.peer_us or 0.0) - (near.peer_us or 0.0), 0.0))
-        measured.append(msgspec.structs.replace(c, link=link))
-    return DeviceTopology.from_description(msgspec.structs.replace(description, connections=tuple(measured)))
+            return _figures(link, rate, max((met.peer_us or 0.0) - (near.peer_us or 0.0), 0.0))
+        return link
+
+    return t.with_links(change)
 
 
 def _is_cpu(part: Any) -> bool:

@@ -1,104 +1,33 @@
-"""Ops of linear algebra: decompositions of matrices, and the systems that they solve. `lazy.linalg` is made of them.
+"""Ops of linear algebra: Cholesky and QR, inverses, determinants, and the systems that they solve.
 
-An op has one result. A decomposition lays its factors side by side into one vector for each matrix, and the public
-function takes them apart again by ops of the graph: whatever mix of factors is used, one kernel runs and one vjp.
-
-Cotangents follow the library's rule, where a complex g stands for the change real(g * dx). Rules for factors are told
-in the literature's, real(conj(g) * dx), so they are conjugated on the way in and out. Sources: Giles, *An extended
-collection of matrix derivative results*, 2008; Walter and Lehmann, arXiv:1009.6112 (QR); Wan and Zhang,
-arXiv:1909.02659 (complex SVD); Golub and Pereyra, SIAM J. Numer. Anal. 10, 1973 (pseudoinverse). Factors of equal
-eigenvalues or singular values are not determined, and have no derivative; values and inverses do.
+Sources of the derivatives: Giles, *An extended collection of matrix derivative results*, 2008; Walter and Lehmann,
+arXiv:1009.6112 (QR); Golub and Pereyra, SIAM J. Numer. Anal. 10, 1973 (pseudoinverse).
 """
 
 from __future__ import annotations
 
-import builtins
-import math
 from collections.abc import Callable
 from typing import Any
 
 from fuel_parallel.errors import ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Shape, Spec, apply, define
-from fuel_parallel.lazy.ops import binary, creation, elementwise, manipulation, reductions
+from fuel_parallel.lazy.ops import binary, creation, elementwise, manipulation
 from fuel_parallel.lazy.ops.contraction import matmul
 from fuel_parallel.lazy.ops.elementwise import INEXACT, in_float32
+from fuel_parallel.lazy.ops.factors import (
+    adjoint,
+    check_matrix,
+    conj,
+    conjugated,
+    decomposition,
+    eye_like,
+    hermitian,
+    real_part,
+    unpack,
+    within_columns,
+)
 from fuel_parallel.lazy.tensor import Tensor
-
-
-def check_matrix(function: str, x: Spec, square: builtins.bool = False) -> None:
-    """Raises the user's error unless `x` is a floating or complex (stack of) matrices."""
-    elementwise.check_domain(function, x.dtype, INEXACT)
-    if len(x.shape) < 2:
-        raise ShapeError(f"{function}: expected (a stack of) matrices, but x has shape {x.shape}")
-    if square and x.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"{function}: expected square matrices, but x has shape {x.shape}")
-
-
-def conj(x: Tensor) -> Tensor:
-    """The complex conjugate; real tensors as they are."""
-    return elementwise.conj(x) if x.dtype in dtypes.COMPLEX else x
-
-
-def adjoint(x: Tensor) -> Tensor:
-    """Transposed and conjugated."""
-    return conj(x.mT)
-
-
-def _conjugated(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A rule of the literature as one of the library."""
-    return lambda g, *rest: conj(rule(conj(g), *rest))
-
-
-def _eye_like(x: Tensor) -> Tensor:
-    return creation.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-
-
-def _scaled(x: Tensor, values: Tensor) -> Tensor:
-    """The columns of `x`, each times a real value."""
-    return x * creation.astype(manipulation.expand_dims(values, axis=-2), x.dtype)
-
-
-# Factors side by side.
-
-
-def _pack(xp: Any, arrays: tuple[Any, ...], batch: Shape, dtype: Any) -> Any:
-    flat = [a.reshape(*batch, math.prod(a.shape[len(batch) :])).astype(dtype, copy=False) for a in arrays]
-    return xp.concatenate(flat, axis=-1)
-
-
-def unpack(packed: Tensor, shapes: tuple[Shape, ...]) -> list[Tensor]:
-    """The factors of these shapes (without the batch) that lie side by side in the last dimension."""
-    parts, start = [], 0
-    for shape in shapes:
-        size = math.prod(shape)
-        part = packed[..., start : start + size]
-        parts.append(manipulation.reshape(part, (*packed.shape[:-1], *shape)))
-        start += size
-    return parts
-
-
-def _decomposition(
-    name: str, shapes: Callable[..., tuple[Shape, ...]], kernel: Callable[..., Any], vjp: Any, square: builtins.bool
-) -> Op:
-    """An op whose `kernel(xp, x, *attrs)` gives factors of `shapes(rows, columns, *attrs)`, packed."""
-
-    def infer(x: Spec, *attrs: Any) -> Spec:
-        check_matrix(name, x, square)
-        size = builtins.sum(math.prod(shape) for shape in shapes(*x.shape[-2:], *attrs))
-        return Spec((*x.shape[:-2], size), x.dtype, x.device)
-
-    def run(xp: Any, x: Any, *attrs: Any) -> Any:
-        return _pack(xp, tuple(kernel(xp, x, *attrs)), x.shape[:-2], x.dtype)
-
-    def rule(g: Tensor, y: Tensor, x: Tensor, *attrs: Any) -> Tensor:
-        wanted = shapes(*x.shape[-2:], *attrs)
-        result: Tensor = vjp(unpack(g, wanted), unpack(y, wanted), x)
-        return result
-
-    words = f"[..., {'n' if square else 'm'}, n] -> [..., elements of all factors]"
-    return define(Op(name, infer, in_float32(run), (_conjugated(rule),), aliases=False, shapes=words, domain=INEXACT))
-
 
 # Cholesky.
 
@@ -113,7 +42,7 @@ def _infer_square(name: str) -> Callable[..., Spec]:
 
 def _half_lower(x: Tensor) -> Tensor:
     """The lower triangle with half the diagonal."""
-    return creation.tril(x, k=-1) + 0.5 * x * _eye_like(x)
+    return creation.tril(x, k=-1) + 0.5 * x * eye_like(x)
 
 
 def _cholesky_vjp(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
@@ -126,8 +55,8 @@ CHOLESKY = define(
     Op(
         "cholesky",
         _infer_square("cholesky"),
-        in_float32(lambda xp, x: xp.linalg.cholesky(_hermitian(xp, x))),
-        (_conjugated(_cholesky_vjp),),
+        in_float32(lambda xp, x: xp.linalg.cholesky(hermitian(xp, x))),
+        (conjugated(_cholesky_vjp),),
         aliases=False,
         shapes="[..., n, n] -> [..., n, n]",
         domain=INEXACT,
@@ -157,7 +86,6 @@ INV = define(
 
 def _infer_solve(a: Spec, b: Spec) -> Spec:
     check_matrix("solve", a, square=True)
-    binary.check_same_device("solve", a, b)
     if b.shape[:-1] != a.shape[:-1]:
         raise ShapeError(f"solve: shapes {a.shape} and {b.shape} do not fit: b needs {a.shape[-1]} rows")
     return b
@@ -216,152 +144,7 @@ def _slogdet_vjp(g: list[Tensor], y: list[Tensor], x: Tensor) -> Tensor:
     return _corner(weight) * adjoint(inv(x))
 
 
-SLOGDET = _decomposition("slogdet", lambda m, n: ((), ()), lambda xp, x: xp.linalg.slogdet(x), _slogdet_vjp, True)
-
-# Eigenvalues and singular values.
-
-
-def _inverse_differences(values: Tensor) -> Tensor:
-    """1 / (v_j - v_i) at (i, j), 0 where both are equal."""
-    difference = manipulation.expand_dims(values, axis=-2) - manipulation.expand_dims(values, axis=-1)
-    equal = difference == 0
-    return binary.where(equal, creation.zeros_like(difference), 1 / binary.where(equal, 1.0, difference))
-
-
-def _eigh_vjp(g: list[Tensor], y: list[Tensor], x: Tensor) -> Tensor:
-    (g_values, g_vectors), (values, vectors) = g, y
-    mixed = matmul(adjoint(vectors), g_vectors) * creation.astype(
-        _inverse_differences(elementwise.real(values)), x.dtype
-    )
-    inner = mixed + _diagonal_matrix(_real(g_values), x)
-    whole = matmul(matmul(vectors, inner), adjoint(vectors))
-    return 0.5 * (whole + adjoint(whole))
-
-
-def _real(x: Tensor) -> Tensor:
-    return elementwise.real(x) if x.dtype in dtypes.COMPLEX else x
-
-
-def _diagonal_matrix(values: Tensor, x: Tensor) -> Tensor:
-    return _scaled(creation.eye(values.shape[-1], dtype=x.dtype, device=x.device), values)
-
-
-EIGH = _decomposition(
-    "eigh", lambda n, _: ((n,), (n, n)), lambda xp, x: xp.linalg.eigh(_hermitian(xp, x)), _eigh_vjp, True
-)
-
-
-def _hermitian(xp: Any, x: Any) -> Any:
-    """The mean of the matrix and its adjoint: the function of all elements that the vjp is the derivative of."""
-    return (x + x.swapaxes(-1, -2).conj()) * x.real.dtype.type(0.5)
-
-
-def _infer_values(name: str, square: builtins.bool) -> Callable[..., Spec]:
-    def infer(x: Spec) -> Spec:
-        check_matrix(name, x, square)
-        return Spec((*x.shape[:-2], min(x.shape[-2:])), dtypes.real_of(x.dtype), x.device)
-
-    return infer
-
-
-def _eigvalsh_vjp(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    vectors = eigh(x)[1]
-    return conj(matmul(_scaled(vectors, g), adjoint(vectors)))
-
-
-EIGVALSH = define(
-    Op(
-        "eigvalsh",
-        _infer_values("eigvalsh", True),
-        in_float32(lambda xp, x: xp.linalg.eigvalsh(_hermitian(xp, x))),
-        (_eigvalsh_vjp,),
-        aliases=False,
-        shapes="[..., n, n] -> [..., n]",
-        domain=INEXACT,
-    )
-)
-
-
-def eigh(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues in rising order and eigenvectors of Hermitian matrices."""
-    n = x.shape[-1] if x.ndim else 0
-    values, vectors = unpack(Tensor(apply(EIGH, (x.node,))), ((n,), (n, n)))
-    return _real(values), vectors
-
-
-def _svd_vjp(g: list[Tensor], y: list[Tensor], x: Tensor) -> Tensor:
-    g_u, g_s, g_vh = g
-    u, s, vh = y
-    rank = s.shape[-1]
-    g_u, u = _within(g_u, u, rank)
-    g_v, v = _within(adjoint(g_vh), adjoint(vh), rank)
-    values = _real(s)
-    inverse = _inverse_differences(values * values)
-    of_u, of_v = matmul(adjoint(u), g_u), matmul(adjoint(v), g_v)
-    turns = _scaled((of_u - adjoint(of_u)) * creation.astype(inverse, x.dtype), values)
-    turns = turns + _scaled_rows((of_v - adjoint(of_v)) * creation.astype(inverse, x.dtype), values)
-    inner = turns + _diagonal_matrix(_real(g_s), x)
-    if x.dtype in dtypes.COMPLEX:
-        # The phases of the vectors of a pair turn together; this fixes the imaginary part that the diagonal leaves.
-        phase = elementwise.imag(reductions.sum(conj(u) * g_u, axis=-2))
-        inner = inner + _diagonal_matrix(phase / values, x) * 1j
-    result = matmul(matmul(u, inner), adjoint(v))
-    if x.shape[-2] > rank:
-        rest = g_u - matmul(u, of_u)
-        result = result + matmul(_scaled(rest, 1 / values), adjoint(v))
-    if x.shape[-1] > rank:
-        rest = g_v - matmul(v, of_v)
-        result = result + matmul(_scaled(u, 1 / values), adjoint(rest))
-    return result
-
-
-def _scaled_rows(x: Tensor, values: Tensor) -> Tensor:
-    return x * creation.astype(manipulation.expand_dims(values, axis=-1), x.dtype)
-
-
-def _within(g: Tensor, q: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The cotangent of the first columns of a unitary matrix, with what the others ask of it, and these columns.
-
-    The others only span what the first ones leave, so that they turn with them: dQ2 = -Q1 dQ1^H Q2.
-    """
-    first, others = q[..., :rank], q[..., rank:]
-    cotangent = g[..., :rank]
-    if others.shape[-1]:
-        cotangent = cotangent - matmul(others, matmul(adjoint(g[..., rank:]), first))
-    return cotangent, first
-
-
-def _svd_shapes(m: int, n: int, full: builtins.bool) -> tuple[Shape, ...]:
-    k = min(m, n)
-    return (m, m if full else k), (k,), (n if full else k, n)
-
-
-SVD = _decomposition("svd", _svd_shapes, lambda xp, x, full: xp.linalg.svd(x, full_matrices=full), _svd_vjp, False)
-
-
-def svd(x: Tensor, full: builtins.bool) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V^H of matrices."""
-    packed = Tensor(apply(SVD, (x.node,), full))
-    u, s, vh = unpack(packed, _svd_shapes(x.shape[-2], x.shape[-1], full))
-    return u, _real(s), vh
-
-
-def _svdvals_vjp(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    u, _, vh = svd(x, False)
-    return conj(matmul(_scaled(u, g), vh))
-
-
-SVDVALS = define(
-    Op(
-        "svdvals",
-        _infer_values("svdvals", False),
-        in_float32(lambda xp, x: xp.linalg.svd(x, compute_uv=False)),
-        (_svdvals_vjp,),
-        aliases=False,
-        shapes="[..., m, n] -> [..., min(m, n)]",
-        domain=INEXACT,
-    )
-)
+SLOGDET = decomposition("slogdet", lambda m, n: ((), ()), lambda xp, x: xp.linalg.slogdet(x), _slogdet_vjp, True)
 
 # QR.
 
@@ -370,7 +153,7 @@ def _qr_vjp(g: list[Tensor], y: list[Tensor], x: Tensor) -> Tensor:
     (g_q, g_r), (q, r) = g, y
     m, n = x.shape[-2:]
     k = min(m, n)
-    g_q, q = _within(g_q, q, k)
+    g_q, q = within_columns(g_q, q, k)
     g_r, r = creation.triu(g_r[..., :k, :]), r[..., :k, :]
     square = r[..., :k]
     if n > k:  # a wide matrix: its last columns are Q times the last columns of R
@@ -379,7 +162,7 @@ def _qr_vjp(g: list[Tensor], y: list[Tensor], x: Tensor) -> Tensor:
         g_r = g_r[..., :k]
     inner = matmul(square, adjoint(g_r)) - matmul(adjoint(g_q), q)
     low = creation.tril(inner, k=-1)
-    mirrored = low + adjoint(low) + creation.astype(_real(inner), x.dtype) * _eye_like(inner)
+    mirrored = low + adjoint(low) + creation.astype(real_part(inner), x.dtype) * eye_like(inner)
     first = adjoint(solve(square, adjoint(g_q + matmul(q, mirrored))))
     if n > k:
         return manipulation.concat([first, matmul(q, g_rest)], axis=-1)
@@ -391,7 +174,7 @@ def _qr_shapes(m: int, n: int, mode: str) -> tuple[Shape, ...]:
     return (m, k), (k, n)
 
 
-QR = _decomposition("qr", _qr_shapes, lambda xp, x, mode: xp.linalg.qr(x, mode=mode), _qr_vjp, False)
+QR = decomposition("qr", _qr_shapes, lambda xp, x, mode: xp.linalg.qr(x, mode=mode), _qr_vjp, False)
 
 
 def qr(x: Tensor, mode: str) -> tuple[Tensor, Tensor]:
@@ -405,7 +188,6 @@ def qr(x: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 
 def _infer_pinv(x: Spec, rtol: Spec) -> Spec:
     check_matrix("pinv", x)
-    binary.check_same_device("pinv", x, rtol)
     batch = binary.broadcast_shapes("pinv", x.shape[:-2], rtol.shape)
     if batch != x.shape[:-2]:
         raise ShapeError(f"pinv: rtol of shape {rtol.shape} does not broadcast to the stack {x.shape[:-2]} of x")
@@ -431,7 +213,7 @@ PINV = define(
         "pinv",
         _infer_pinv,
         in_float32(_pinv_kernel),
-        (_conjugated(_pinv_vjp), lambda g, y, x, rtol: None),
+        (conjugated(_pinv_vjp), lambda g, y, x, rtol: None),
         aliases=False,
         shapes="[..., m, n], [...] -> [..., n, m]",
         domain=INEXACT,

@@ -22,7 +22,7 @@ import numpy as np
 from fuel_parallel.errors import DTypeError, IndexingError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Spec, apply, by_copy, define
-from fuel_parallel.lazy.ops import binary, elementwise
+from fuel_parallel.lazy.ops import elementwise
 from fuel_parallel.lazy.tensor import Tensor
 
 KEY_ELEMENTS = 1 << 18
@@ -98,7 +98,6 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor, /) -> Tensor:
 
 def _infer_write(pages: Spec, new: Spec, slots: Spec) -> Spec:
     _check_integers("write_pages", slots=slots)
-    binary.check_same_device("write_pages", pages, new)
     if len(pages.shape) < 2 or len(slots.shape) != 1 or new.shape != (*slots.shape, *pages.shape[2:]):
         raise ShapeError(
             "write_pages: expected pages [pages, page size, ...], new tokens [tokens, ...] and slots [tokens]; got "
@@ -156,6 +155,7 @@ WRITE_PAGES = define(
         by_copy(_write),
         update=_write,
         aliases=False,
+        on_host=(2,),
         shapes="[pages, page size, ...], [tokens, ...], [tokens] -> that of the pages",
     )
 )
@@ -166,6 +166,7 @@ COPY_PAGES = define(
         by_copy(_copy),
         update=_copy,
         aliases=False,
+        on_host=(1, 2),
         shapes="[pages, ...], [copies], [copies] -> that of the pages",
     )
 )
@@ -177,7 +178,6 @@ COPY_PAGES = define(
 def _infer_attention(inputs: tuple[Spec, ...], scale: float, groups: tuple[int, ...] | None) -> Spec:
     query, keys, values, page_table, lengths, starts, *scales = inputs
     _check_integers("paged_attention", page_table=page_table, lengths=lengths, starts=starts)
-    binary.check_same_device("paged_attention", query, keys, values, *scales)
     elementwise.check_domain("paged_attention", query.dtype, dtypes.FLOATING)
     if len(query.shape) != 3 or len(keys.shape) != 4 or keys.shape != values.shape or query.shape[2] != keys.shape[3]:
         raise ShapeError(
@@ -334,6 +334,7 @@ PAGED_ATTENTION = define(
         _infer_attention,
         _attention_kernel,
         variadic=True,
+        on_host=(3, 4, 5),
         into=_attention_into,
         aliases=False,
         attr_names=("scale", "groups"),

@@ -7,7 +7,7 @@ header.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,7 +58,9 @@ class Dialect:
     halves: str
 
     def literal(self, value: float, dtype: DType) -> str:
-        """A constant of a floating dtype, exact: hexadecimal, or by its bits where it is not finite."""
+        """A constant, exact: a float in hexadecimal, or by its bits where it is not finite."""
+        if dtypes.kind(dtype) == "integral":
+            return f"(({self.types[dtype]}){int(value)})"
         rounded = float(np.float32(value)) if dtype != dtypes.float64 else float(value)
         if np.isfinite(rounded):
             return rounded.hex() + ("" if dtype == dtypes.float64 else "f")
@@ -164,6 +166,9 @@ static __device__ inline unsigned bits_from_float(float x) { return __float_as_u
     halves=_HALVES.replace("FUNCTION", "static __device__ inline"),
 )
 """CUDA C, and HIP by way of CuPy."""
+
+CUDA_IN_PLACE = replace(CUDA, const_pointer="const {type}*", pointer="{type}*")
+"""For outputs that are written over inputs: nothing may be assumed of pointers."""
 
 OPENCL = Dialect(
     kernel="__kernel",

@@ -1,17 +1,18 @@
 """Compiles sources and runs regions: by CuPy on CUDA and ROCm, or by an array module with CuPy's `RawModule`.
 
 Sources are made once for each program and compiled once for each source and device; CuPy and pyopencl keep compiled
-code on disk as well. The kernels run on the current stream. Outputs must not share memory with inputs.
+code on disk as well. The kernels run on the current stream. Outputs must not share memory with inputs, but that one may
+lie right where an input lies if the pair is `replaceable` and the call says so.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from fuel_parallel.runtime.codegen.dialect import CUDA, OPENCL, Dialect
+from fuel_parallel.runtime.codegen.dialect import CUDA, CUDA_IN_PLACE, OPENCL, Dialect
 from fuel_parallel.runtime.codegen.expressions import Unsupported
 from fuel_parallel.runtime.codegen.kernel import ENTRY, Kernel, kernel_for
 from fuel_parallel.runtime.codegen.sums import FINISH, FINISH_THREADS
@@ -41,12 +42,18 @@ def kernel_or_reason(program: Program, dialect: Dialect = CUDA) -> Kernel | str:
         return str(reason)
 
 
+def replaceable(program: Program) -> frozenset[tuple[int, int]]:
+    """Pairs (output, input register) of which the output may be written over the input on CUDA; see `Kernel`."""
+    kernel = kernel_or_reason(program, CUDA)
+    return frozenset() if isinstance(kernel, str) else kernel.replaceable
+
+
 def functions(xp: Any, source: str, names: tuple[str, ...]) -> tuple[Any, ...]:
     """Kernels of a source, compiled for the current device; called as CuPy's are, with grid, block and arguments."""
     return _compiled(xp, _current_device(xp), source, names)
 
 
-@lru_cache(maxsize=4096)
+@cache  # never unloaded: a captured graph may run it
 def _compiled(xp: Any, device: int, source: str, names: tuple[str, ...]) -> tuple[Any, ...]:
     module = xp.RawModule(code=source, options=_options(xp))
     return tuple(module.get_function(name) for name in names)
@@ -63,9 +70,15 @@ def _current_device(xp: Any) -> int:
     return int(xp.cuda.runtime.getDevice()) if xp.__name__ == "cupy" else 0
 
 
-def launch(xp: Any, outputs: list[Any], arrays: Any, program: Program) -> bool:
-    """Fills `outputs` (contiguous) from the region's inputs; False, and nothing done, if there is no kernel for it."""
-    kernel = kernel_or_reason(program, _OF_MODULE[xp.__name__])
+def launch(xp: Any, outputs: list[Any], arrays: Any, program: Program, in_place: bool = False) -> bool:
+    """Fills `outputs` (contiguous) from the region's inputs; False, and nothing done, if there is no kernel for it.
+
+    `in_place` says that outputs may lie where inputs lie.
+    """
+    dialect = _OF_MODULE[xp.__name__]
+    if in_place and dialect is CUDA:
+        dialect = CUDA_IN_PLACE
+    kernel = kernel_or_reason(program, dialect)
     if isinstance(kernel, str):
         return False
     count = np.int64 if kernel.wide_positions else np.int32

@@ -31,11 +31,6 @@ LONGEST_VALUE, MOST_ATTRIBUTES, MOST_CHILDREN, DEEPEST = 255, 16, 640, 100
 HIDDEN_SWITCH = "fffffff:ffff:ff"
 """What NCCL calls an NVSwitch that it cannot see."""
 
-CAPABILITIES = {"P100": 60, "V100": 70, "T4": 75, "A100": 80, "A800": 80, "A10": 86, "L40": 89} | dict.fromkeys(
-    ("H100", "H200", "H800", "H20", "GH200"), 90
-)
-"""Compute capability by a word of the name; newer GPUs NCCL asks itself."""
-
 
 @dataclass(eq=False)
 class Node:
@@ -154,9 +149,8 @@ class _Tree:
         elif named:
             attributes["sm"] = int(named[1])
         else:
-            words = re.split(r"[^A-Za-z0-9]", gpu.name)
-            found = [capability for word, capability in CAPABILITIES.items() if word in words]
-            attributes |= {"sm": found[0]} if found else {}
+            capability = rates.capability_of(gpu.name)
+            attributes |= {} if capability is None else {"sm": capability}
         return attributes
 
     def _fabric(self, gpu: DeviceInfo) -> Iterator[Node]:

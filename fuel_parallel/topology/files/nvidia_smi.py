@@ -22,8 +22,8 @@ from fuel_parallel.topology.files.nvidia_smi_table import (
 )
 from fuel_parallel.topology.files.pasted import beginning, check_size
 from fuel_parallel.topology.files.source import Source
-from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Link, Nic, NumaDomain, assumed
-from fuel_parallel.topology.rates import NVLINK, TFLOPS
+from fuel_parallel.topology.model import DeviceInfo, DeviceKind, Interconnect, Link, Nic, NumaDomain
+from fuel_parallel.topology.rates import TFLOPS, capability_of, nvlink
 from fuel_parallel.topology.topology import DeviceTopology
 
 MOST_TEXT = 1 << 20
@@ -31,12 +31,6 @@ MOST_TEXT = 1 << 20
 
 MOST_NVLINKS = 72
 """Between two GPUs; those of today have 18."""
-
-CAPABILITY = {
-    "P100": 60, "V100": 70, "A100": 80, "A800": 80, "A30": 80, "A40": 86, "A5000": 86, "A6000": 86, "3090": 86,
-    "H20": 90, "H100": 90, "H200": 90, "H800": 90, "GH200": 90, "B100": 100, "B200": 100, "B300": 100, "GB200": 100,
-}  # fmt: skip
-"""Compute capability by a word of the GPU's name."""
 
 HIDES_NVLINKS = re.compile(r"nvidia-smi\s{1,9}topo\s{1,9}-mp\b")
 LEGEND = re.compile(r"^[ \t]*X[ \t]*= Self", re.MULTILINE)
@@ -159,7 +153,7 @@ def _from_matrix(source: Source, table: Table, gpus: dict[int, Gpu]) -> DeviceTo
                 f"{name} is split into {len(gpu.instances)} MIG instances, which the matrix does not show; "
                 "`nvidia-smi -L` alone gives a topology of instances"
             )
-    capability = {f"cuda:{index}": _capability(gpu.name) for index, gpu in gpus.items()}
+    capability = {f"cuda:{index}": capability_of(gpu.name) for index, gpu in gpus.items()}
     if HIDES_NVLINKS.search(source.text) or (LEGEND.search(source.text) and "NV#" not in source.text):
         source.note("this looks like `topo -mp`, whose legend has no NV# and which hides NVLinks; `topo -m` shows them")
     pairs = _pairs(source, table)
@@ -254,15 +248,8 @@ def _link(source: Source, cell: str, line: int, capabilities: list[int | None]) 
     count = int(cell[2:]) if len(cell) < 6 else MOST_NVLINKS + 1
     if not 0 < count <= MOST_NVLINKS:
         raise source.error(f"found {cell[:20]}, expected NV1 to NV{MOST_NVLINKS}", line=line)
-    rates = [NVLINK[c] for c in capabilities if c is not None]
-    if len(rates) < 2:
-        return Link(interconnect=Interconnect.NVLINK, count=count, path=cell)
-    return assumed(Interconnect.NVLINK, min(rates) * count, count=count, path=cell)
-
-
-def _capability(name: str) -> int | None:
-    words = set(re.split(r"[\s-]+", name))
-    return next((capability for word, capability in CAPABILITY.items() if word in words), None)
+    # The slower end counts, and one that is not known makes the link unknown.
+    return min((nvlink(c, count) for c in capabilities), key=lambda link: link.bandwidth_mb_s or 0.0)
 
 
 def _add_domains(source: Source, topology: DeviceTopology, table: Table) -> None:

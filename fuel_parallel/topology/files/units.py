@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from fractions import Fraction
 
 from fuel_parallel.errors import DataError
+from fuel_parallel.sizes import BINARY, bytes_of
 from fuel_parallel.topology.model import gb_s, mb_s
 
 MOST_BYTES = 1 << 60
 _NUMBER = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµμ/]{1,8})\s*")
-_BINARY = {"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "PiB": 50}
-_DECIMAL = {"kB": 3, "KB": 3, "MB": 6, "GB": 9, "TB": 12}
-SIZES = {"B": 1, **{unit: 1 << bits for unit, bits in _BINARY.items()}, **{u: 10**d for u, d in _DECIMAL.items()}}
 _BITS = {"Mb/s": 1e-3, "Gb/s": 1.0, "Tb/s": 1e3}
 RATES = {  # in GB/s
     "MB/s": 1e-3,
@@ -33,12 +30,9 @@ def parse_size(value: int | str) -> int:
     >>> parse_size("80 GiB") == 80 * 2**30, parse_size("1.5 kB")
     (True, 1500)
     """
-    if isinstance(value, str):
-        number, unit = _split(value, SIZES, "size of memory", "'80 GiB'")
-        size = round(Fraction(number) * SIZES[unit]) if len(number) < 70 and "e" not in number.lower() else -1
-    else:
-        size = value
-    if not 0 <= size <= MOST_BYTES:
+    # A text without a unit may be meant in GiB.
+    size = value if not isinstance(value, str) else None if value.strip().isdigit() else bytes_of(value)
+    if size is None or not 0 <= size <= MOST_BYTES:
         raise DataError(f"{_short(value)} is no size of memory; expected such as '80 GiB', at most 1 EiB")
     return size
 
@@ -77,9 +71,9 @@ def format_size(size: int) -> int | str:
     >>> format_size(80 * 2**30), format_size(1000)
     ('80 GiB', 1000)
     """
-    for unit, bits in reversed(_BINARY.items()):
-        if size and size % (1 << bits) == 0:
-            return f"{size >> bits} {unit}"
+    for unit, nbytes in reversed(BINARY.items()):
+        if size and size % nbytes == 0:
+            return f"{size // nbytes} {unit}"
     return size
 
 
@@ -109,7 +103,7 @@ def _rate(text: str) -> float:
     return float(number) * _BINARY_RATES[unit] if unit in _BINARY_RATES else mb_s(float(number) * RATES[unit])
 
 
-def _split(text: str, units: dict[str, int] | dict[str, float], what: str, such_as: str) -> tuple[str, str]:
+def _split(text: str, units: dict[str, float], what: str, such_as: str) -> tuple[str, str]:
     found = _NUMBER.fullmatch(text)
     if found is None or found[2] not in units:
         raise DataError(f"{_short(text)} is no {what}; expected such as {such_as}")
