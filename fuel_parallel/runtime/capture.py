@@ -197,8 +197,11 @@ def _may_capture(step: Step, specs: Sequence[Spec]) -> bool:
     op, backend = step.op, backend_of(step.spec.device)
     if not backend.graphs or op.start or op.crosses_ranks or op.has_effect or step.finishes:
         return False
-    if op is REGION or op is ITEM or op.elementwise or step.kernel is not op.kernel:  # the last is a kernel in C
+    if op is REGION or op is ITEM or op.elementwise:
         return True
+    if step.kernel is not op.kernel:
+        # A kernel in C. One that reads values of the host to launch, as on pages, launches otherwise each time.
+        return all(specs[slot].device == step.spec.device for slot in step.inputs)
     return backend.captures(op.name, [specs[slot] for slot in step.inputs], step.attrs)
 
 

@@ -5,5 +5,5 @@ operation; `arrangement` decides which threads do what and what they hold; `kern
 the source; `dialect` holds what differs between CUDA C and others; `launch` compiles and runs it by CuPy.
 
 Attention is no region: `tiling` has the products of tiles, `attention_writer` what its kernels share,
-`attention_forward`, `attention_backward` and `attention_paged` one of them each, and `attention` launches the first two.
+`attention_forward`, `attention_backward` and `attention_paged` those of an op each; `attention` launches the first two.
 """
