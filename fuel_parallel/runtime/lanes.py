@@ -7,8 +7,8 @@ other things.
 
 Between lanes a task waits for what it reads, for memory that it writes and an earlier one still reads or writes (a
 place in an arena or a bucket, a value that is changed in place), and for nothing that these waits already imply. So
-every order that respects lanes and waits gives the values of the plan's own order. A collective waits for all that other
-threads do before it, too.
+every order that respects lanes and waits gives the values of the plan's own order. A collective waits for all that
+other threads do before it, too.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The realizing thread does its tasks like anybody else, and then waits for the other threads: none of them touches
 anything once a run is over.
 
-Where a step fails, those before it in the plan are still done, and none after it is begun. So what is raised is what one
-thread would have raised, and ranks on which the same step fails have begun the same collectives: a collective waits for
-all steps before it that other threads do. An interrupt stops every thread after the step that it is at.
+Where a step fails, those before it in the plan are still done, and none after it is begun. So what is raised is what
+one thread would have raised, and ranks on which the same step fails have begun the same collectives: a collective waits
+for all steps before it that other threads do. An interrupt stops every thread after the step that it is at.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Together:
     # For the threads.
 
     def wait_for(self, tasks: tuple[int, ...], step: int, drive: bool) -> None:
-        """Returns when tasks of other threads have ended, or `step` is not to be done; meanwhile may drive collectives."""
+        """Returns when tasks of others have ended, or `step` is not to be done; meanwhile may drive collectives."""
         while True:
             with self.changed:
                 over = self.changed.wait_for(

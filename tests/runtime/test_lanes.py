@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import fuel_parallel.lazy as ft
 from fuel_parallel.backends import backend_of
+from fuel_parallel.runtime import execute as execute_module
 from fuel_parallel.runtime import lanes as lanes_module
-from fuel_parallel.runtime.execute import _arena, _Run, execute
+from fuel_parallel.runtime.execute import _Run, execute
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.lanes import HOST, Lanes, Way, lanes_of
 from fuel_parallel.runtime.plan import Plan, make_plan
@@ -41,7 +42,7 @@ def in_order(plan: Plan, leaves: list[Any], computed: list[Any], order: list[int
     # Each run has the leaves to itself, and may write over them.
     own = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
     run = _Run(plan, own, computed, frozenset(range(len(leaves))), set())
-    _arena.at_least(plan.memory.arena_bytes)
+    execute_module._arena.at_least(plan.memory.arena_bytes)
     for number in order:
         task = plan.lanes.tasks[number]
         step = plan.steps[task.step]
