@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,6 +87,29 @@ def milliseconds(run: Callable[[], Any]) -> float:
     return (time.perf_counter_ns() - began) / 1e6
 
 
+def _bare_threads(size: int, length: int, rounds: int) -> float:
+    """The ratio that two threads reach that do nothing but these products."""
+    x = np.full((size, size), 1 / size, np.float32)
+
+    def products() -> None:
+        y = x
+        for _ in range(length):
+            y = np.matmul(y, x)
+
+    def together() -> None:
+        other = threading.Thread(target=products)
+        other.start()
+        products()
+        other.join()
+
+    def in_turn() -> None:
+        products()
+        products()
+
+    pairs = [(milliseconds(together), milliseconds(in_turn)) for _ in range(rounds)]
+    return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
+
+
 @click.command()
 @click.option("--size", default=512, show_default=True, help="Rows and columns of each matrix.")
 @click.option("--length", default=20, show_default=True, help="Products of each chain.")
@@ -104,15 +128,21 @@ def main(size: int, length: int, rounds: int, as_json: bool) -> None:
         for name, each in ways.items():
             times[name].append(milliseconds(lambda each=each: execute(each, values, computed)))  # type: ignore[misc]
     medians = {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    bare = _bare_threads(size, length, rounds)
     ratio = medians["side by side"] / medians["one after the other"]
     limit = 1 / min(2, os.cpu_count() or 1)
     if as_json:
-        print(json.dumps({"milliseconds": medians, "ratio": ratio, "limit": limit, "cores": os.cpu_count()}))
+        print(
+            json.dumps(
+                {"milliseconds": medians, "ratio": ratio, "limit": limit, "bare_threads": bare, "cores": os.cpu_count()}
+            )
+        )
         return
     print(f"two chains of {length} products of {size} x {size}, one on each device, medians of {rounds} runs")
     for name, taken in medians.items():
         print(f"{name:20} {taken:8.1f} ms")
     print(f"{'ratio':20} {ratio:8.2f}    ({limit:.2f} is the limit on {os.cpu_count()} cores)")
+    print(f"{'two bare threads':20} {bare:8.2f}    (the same products without any plan: what the machine allows now)")
 
 
 if __name__ == "__main__":
