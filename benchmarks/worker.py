@@ -49,6 +49,11 @@ def place() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def device() -> str:
+    """Where the driver wants the step to run: `cpu`, `cuda:0`."""
+    return os.environ.get("BENCHMARK_DEVICE", "cpu")
+
+
 def answer(prepare: Callable[[], Prepare], version: str) -> None:
     """Answers until the driver hangs up. What `prepare()` gives makes of a number the function of that step."""
     host, port = os.environ["BENCHMARK_DRIVER"].rsplit(":", 1)

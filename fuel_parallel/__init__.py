@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from fuel_parallel.attention import Attention, Rotary
     from fuel_parallel.backends import default_device, devices
+    from fuel_parallel.backends.precision import matmul_precision
     from fuel_parallel.comm import CommInfo, Communicator, IdentityComm, MpiComm, ReduceOp, SymbolicComm, init
     from fuel_parallel.device_group import DeviceGroup
     from fuel_parallel.errors import FuelError
@@ -72,6 +73,7 @@ _HOME_OF = {
     "default_device": "fuel_parallel.backends",
     "devices": "fuel_parallel.backends",
     "init": "fuel_parallel.comm",
+    "matmul_precision": "fuel_parallel.backends.precision",
     "memory_stats": "fuel_parallel.runtime.execute",
     "on_preempt": "fuel_parallel.preemption",
     "partition": "fuel_parallel.partitioning",
@@ -126,6 +128,7 @@ __all__ = [
     "generation",
     "init",
     "lazy",
+    "matmul_precision",
     "memory_stats",
     "on_preempt",
     "optim",

@@ -5,8 +5,6 @@ Everything that could crash or hang (loading MPI, asking it about CUDA, a test l
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -62,7 +60,7 @@ def examine(*, launch: bool = True) -> Iterator[Finding]:
         library = find.ask_library()
     except LaunchError as error:
         yield Finding("MPI library", "none", ok=False, remedy=str(error))
-        yield _cupy()
+        yield from _devices()
         return
     yield Finding("mpi4py", library.mpi4py)
     yield Finding(
@@ -73,7 +71,7 @@ def examine(*, launch: bool = True) -> Iterator[Finding]:
     if slurm is not None:
         yield slurm
     yield _cuda(library)
-    yield _cupy()
+    yield from _devices()
     yield _device_transport()
     if claim is not None and claim.parallel:
         yield Finding("two ranks", "not tried: this is a rank already")
@@ -196,24 +194,36 @@ def _why_no_cuda(library: find.Library) -> str:
     return f"{library.flavour or 'the library'} was built without CUDA or sees no device"
 
 
-def _cupy() -> Finding:
-    if importlib.util.find_spec("cupy") is None:
-        return Finding("CuPy", "not installed: arrays live on the CPU")
-    version = next(
-        (
-            one.version
-            for one in importlib.metadata.distributions()
-            if (one.metadata["Name"] or "").lower().startswith("cupy")
-        ),
-        "of unknown version",
-    )
-    status, text, errors = _run(
-        [sys.executable, "-c", "import cupy; print(cupy.cuda.runtime.getDeviceCount())"], timeout=120
-    )
-    if status == 0:
-        return Finding("CuPy", f"{version}, {text.strip()} devices")
-    last = (errors.strip().splitlines() or ["no answer"])[-1]
-    return Finding("CuPy", f"{version}, no usable device ({last})")
+_ASK_DEVICES = """
+import json
+from fuel_parallel.backends import devices
+from fuel_parallel.backends.precision import describe_precision
+from fuel_parallel.errors import FuelError
+try:
+    precision = True, describe_precision()
+except FuelError as error:
+    precision = False, str(error)
+print("answer", json.dumps({"devices": devices().rows(), "precision": precision}))
+"""
+
+
+class _Devices(msgspec.Struct, frozen=True):
+    devices: list[tuple[str, str]]
+    precision: tuple[bool, str]
+
+
+def _devices() -> Iterator[Finding]:
+    """All that `fp.devices()` knows, and how matrices are multiplied on them."""
+    status, text, errors = _run([sys.executable, "-c", _ASK_DEVICES], timeout=240)
+    answer = next((line.partition(" ")[2] for line in text.splitlines() if line.startswith("answer ")), "")
+    if not answer:
+        last = (errors.strip().splitlines() or [f"exit status {status}"])[-1]
+        yield Finding("devices", "unknown", ok=False, remedy=f"finding out failed: {last}")
+        return
+    said = msgspec.json.decode(answer, type=_Devices)
+    yield from (Finding(f"device {name}", what) for name, what in said.devices)
+    good, precision = said.precision
+    yield Finding("matmul precision", precision if good else "none", ok=good, remedy="" if good else precision)
 
 
 _ASK_TRANSPORT = """

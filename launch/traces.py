@@ -78,6 +78,9 @@ class Trace(msgspec.Struct):
     traceEvents: list[Event]
 
 
+Interval = tuple[float, float]
+"""From when to when."""
+
 # Arguments of events that are read here: what they are, and the categories that must have them.
 _KINDS: dict[str, type] = {"flops": int, "bytes": int, "comm": str, "turn": int, "for_rank": int, "ops": str}
 _NEEDED = {"collective": ("comm", "turn"), "wait": ("for_rank",), "memory": ("bytes",)}
@@ -182,18 +185,19 @@ def _waits(events: Iterable[Event]) -> list[Event]:
     While a rank computes it does not wait, even with a collective under way: its wait begins after its last kernel.
     """
     meetings: dict[tuple[str, int], list[Event]] = defaultdict(list)
-    kernels: dict[int, list[Event]] = defaultdict(list)
+    kernels: dict[int, list[Interval]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.ts):
         if event.cat == "kernel":
-            kernels[event.pid].append(event)
+            kernels[event.pid].append((event.ts, event.end))
         elif event.cat == "collective" and event.name not in POINT_TO_POINT:
             meetings[event.args["comm"], event.args["turn"]].append(event)
+    busy = {rank: _union(intervals) for rank, intervals in kernels.items()}
     waits = []
     for together in meetings.values():
         last = max(together, key=lambda event: event.ts)
         for event in together:
             until = min(last.ts, event.end)
-            begin = max(event.ts, _end_of_last(kernels[event.pid], until))
+            begin = max(event.ts, _end_of_last(busy.get(event.pid, []), until))
             if until > begin:
                 args = {"for_rank": last.pid, "collective": event.name, "since": event.ts}
                 took = round(until - begin, 3)
@@ -201,10 +205,10 @@ def _waits(events: Iterable[Event]) -> list[Event]:
     return waits
 
 
-def _end_of_last(kernels: list[Event], until: float) -> float:
-    """When the last kernel ended that began before a moment; a rank runs one after the other."""
-    before = bisect.bisect_left(kernels, until, key=lambda event: event.ts)
-    return kernels[before - 1].end if before else 0.0
+def _end_of_last(kernels: list[Interval], until: float) -> float:
+    """When the last kernel ended that began before a moment; those of several devices that overlap are one."""
+    before = bisect.bisect_left(kernels, until, key=lambda interval: interval[0])
+    return kernels[before - 1][1] if before else 0.0
 
 
 # The summary.
@@ -270,9 +274,6 @@ class Summary(msgspec.Struct):
     clock_accuracy_us: float
 
 
-Interval = tuple[float, float]
-
-
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
     """The same moments, in order and without overlap."""
     result: list[Interval] = []
@@ -329,7 +330,7 @@ def _rank_time(info: RankInfo, events: list[Event], caused: float) -> RankTime:
     kernels = _union((e.ts, e.end) for e in spans if e.cat == "kernel")
     collectives = _union((e.ts, e.end) for e in spans if e.cat == "collective")
     gemms = [e for e in spans if "flops" in e.args]
-    gemm = sum(e.dur for e in gemms)
+    gemm = _length(_union((e.ts, e.end) for e in gemms))
     flops = sum(e.args["flops"] for e in gemms)
     communication, hidden = _length(collectives), _overlap(collectives, kernels)
     script = sum(e.dur for e in spans if e.cat == "script")

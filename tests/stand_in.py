@@ -50,6 +50,8 @@ class Stream:
         self.waits = 0
 
     def add(self, work):
+        if _lock is None:  # a plan that is kept holds memory until the interpreter has let go of this module
+            return
         with _lock:
             self.queue.append(work)
 
@@ -132,6 +134,10 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
     def ptr(self):
         offset = self.values.ctypes.data - self.block.own
         return (self.block.shown or self.block.own) + offset
+
+    @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self.ptr)
 
     @property
     def __cuda_array_interface__(self):
@@ -222,7 +228,7 @@ def _by_numpy(name):
     return method
 
 
-for _name in ("min", "any", "all", "argmax", "argmin", "conj"):
+for _name in ("min", "mean", "any", "all", "argmax", "argmin", "conj"):
     setattr(Array, _name, _by_numpy(_name))
 
 
@@ -402,6 +408,8 @@ class Guarded(StandInMemory):
 
 
 class StandInBackend(Backend):
+    queues = True
+
     def __init__(self, memory):
         self.memory, self.array_module = memory, memory.array_module
         self.dlpack_device = (2, 0)
@@ -422,10 +430,25 @@ class StandInBackend(Backend):
         return self.array_module.ascontiguousarray(value)
 
 
+class StreamedBackend(StandInBackend):
+    """One whose work is queued on a stream of its own, as is that of each GPU."""
+
+    def __init__(self, memory):
+        super().__init__(memory)
+        self.own = Stream()
+
+    def running(self):
+        return self.memory.running(self.own)
+
+    def to_host(self, array):
+        with self.running():
+            return array.get()
+
+
 @contextmanager
-def installed(memory):
+def installed(memory, backend=StandInBackend):
     """Within it, `memory.device` names a device of the library."""
-    backends._found[memory.device] = StandInBackend(memory)
+    backends._found[memory.device] = backend(memory)
     try:
         yield memory
     finally:

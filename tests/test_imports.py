@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optim": RANKS | {"module"},
     "progress_bar": RANKS,
     "preemption": RANKS,
-    "device_group": RANKS | {"runtime"},
+    "device_group": RANKS | {"runtime", "topology"},
     "data_parallel": RANKS | {"module", "optim", "checkpoint", "runtime"},
     "tensor_parallel": RANKS | {"module", "layers", "attention"},
     "context_parallel": RANKS | {"module", "attention"},

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fuel_parallel.backends.backend import Backend, DeviceProperties
+from fuel_parallel.backends.cublas import CupyWithProducts
+from fuel_parallel.backends.cuda_graph import CudaGraph
 from fuel_parallel.backends.cupy_memory import CupyMemory
+from fuel_parallel.backends.staging import Staging
 from fuel_parallel.errors import DeviceError
 
 
@@ -29,11 +34,28 @@ def _probe() -> tuple[str, int]:
     return kind, count
 
 
+CAPTURED = frozenset({
+    "all", "any", "arange", "argmax", "argmin", "attention", "attention_backward", "broadcast_to", "concat",
+    "contiguous", "cumulative_prod", "cumulative_sum", "eye", "full", "index", "index_add", "index_update", "linspace",
+    "log_softmax", "max", "mean", "min", "nll", "nll_backward", "normalize", "permute_dims", "pick", "prod",
+    "random_uniform", "reshape", "row_dot", "scale_and_subtract", "slice", "slice_update", "softmax", "stop_gradient",
+    "sum", "tril", "triu", "unpick", "unslice",
+})  # fmt: skip
+"""Ops that launch CuPy's own kernels or ours, and no library's, from shapes and attributes alone.
+
+CuPy keeps cuBLAS, cuSOLVER and cuRAND out of captures, plans of cuFFT hold memory that is not the graph's, and Thrust
+waits. A few forms are refused by CuPy though their op is listed, such as a `concat` of more than eight small arrays,
+for which it copies a table to the device: a plan goes around those.
+"""
+
+
 class CupyBackend(Backend):
-    """Arrays of one GPU. CUDA and ROCm differ in nothing but their name: CuPy is built for one or the other."""
+    """Arrays of one GPU. CUDA and ROCm differ in name, and in who multiplies: CuPy is built for one or the other."""
 
     kind: ClassVar[str]
     dialect = "cuda"
+    queues = True
+    writes = True
 
     @classmethod
     def count(cls) -> int:
@@ -54,18 +76,23 @@ class CupyBackend(Backend):
         self.number = number
         self.dlpack_device = (10 if self.kind == "rocm" else 2, number)
         self.memory = CupyMemory(f"{self.kind}:{number}")
+        self.staging = Staging(self.memory)
 
     def holds(self, array: Any) -> bool:
         return isinstance(array, self.array_module.ndarray) and array.device.id == self.number
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        # get() waits for the current stream, which is the one kernels run on.
-        host: np.ndarray[Any, Any] = array.get()
+        host = np.empty(array.shape, array.dtype)
+        with self.running():
+            # On the current stream, which is the one kernels run on.
+            self.staging.to_host(host, array if array.flags.c_contiguous else array.copy(order="C"))
         return host
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Any:
         with self.running():
-            return self.array_module.asarray(array)
+            result = self.array_module.empty(array.shape, dtype=array.dtype)
+            self.staging.to_device(result, array)
+        return result
 
     def properties(self, device: str) -> DeviceProperties:
         found = self.array_module.cuda.runtime.getDeviceProperties(self.number)
@@ -76,7 +103,9 @@ class CupyBackend(Backend):
         )
 
     def settle(self, value: Any) -> Any:
-        return self.array_module.ascontiguousarray(value)
+        # Not ascontiguousarray: that gives an array without dimensions one.
+        holds_more = value.base is not None and value.base.nbytes > value.nbytes
+        return value.copy(order="C") if holds_more or not value.flags.c_contiguous else value
 
     def running(self) -> AbstractContextManager[Any]:
         device: AbstractContextManager[Any] = self.array_module.cuda.Device(self.number)
@@ -84,9 +113,32 @@ class CupyBackend(Backend):
 
 
 class CudaBackend(CupyBackend):
-    """NVIDIA's GPUs."""
+    """NVIDIA's GPUs, with matrix products by cuBLAS itself. CuPy captures graphs of CUDA only."""
 
     kind = "cuda"
+    graphs = True
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.array_module = _with_products()
+        capability = self.array_module.cuda.Device(number).compute_capability
+        self.has_tf32 = int(capability) >= 80
+
+    def captures(self, op: str, inputs: Sequence[Any], attrs: tuple[Any, ...]) -> bool:
+        return op in CAPTURED or (op == "matmul" and self.array_module.products.multiplies(inputs[0].dtype))
+
+    def record(self, work: Callable[[], None]) -> CudaGraph:
+        with self.running():
+            self.array_module.products.prepare()
+            return CudaGraph(self.array_module, work)
+
+
+@lru_cache(maxsize=1)
+def _with_products() -> CupyWithProducts:
+    """One for all devices, as CuPy is."""
+    import cupy
+
+    return CupyWithProducts(cupy)
 
 
 class RocmBackend(CupyBackend):

@@ -48,6 +48,13 @@ class DeviceMemory(ABC):
     def pinned(self, nbytes: int) -> Host:
         """New bytes of host memory that copies from and to the device can go on in while the host does other things."""
 
+    def at_least(self, pinned: Host, nbytes: int) -> Host:
+        """Pinned memory of so many bytes: `pinned` if that has as many, else new one, no larger than it takes.
+
+        The sizes are powers of two, so that what grows with each array that it is used for is not made anew each time.
+        """
+        return pinned if pinned.nbytes >= nbytes else self.pinned(1 << max(nbytes - 1, 4095).bit_length())
+
     @abstractmethod
     def copy_to_host(self, host: Host, array: Any) -> None:
         """Queues the copy of an array into pinned memory of as many bytes, on the current stream."""

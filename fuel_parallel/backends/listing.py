@@ -27,11 +27,14 @@ class Devices:
     def __contains__(self, device: object) -> bool:
         return any(one.device == device for one in self.found)
 
-    def __str__(self) -> str:
-        lines = []
+    def rows(self) -> list[tuple[str, str]]:
+        """For each device its name and what it is, and for all else why it is missing."""
+        rows = []
         for one in self.found:
             memory = f", {one.memory / 2**30:.1f} GiB" if one.memory else ""
             vendor = f" ({one.vendor})" if one.vendor else ""
-            lines.append(f"{one.device:<10}  {one.name}{vendor}{memory}")
-        lines += [f"{kind:<10}  none: {reason}" for kind, reason in self.missing.items()]
-        return "\n".join(lines)
+            rows.append((one.device, f"{one.name}{vendor}{memory}"))
+        return rows + [(kind, f"none: {reason}") for kind, reason in self.missing.items()]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<10}  {text}" for name, text in self.rows())

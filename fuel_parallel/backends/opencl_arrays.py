@@ -24,11 +24,25 @@ GROUP = 64
 
 
 class Array:
-    """An array: a buffer that holds its elements in C order."""
+    """An array: a buffer that holds its elements in C order.
 
-    def __init__(self, module: OpenClModule, buffer: Any, shape: Shape, dtype: Any) -> None:
-        self.module, self.buffer, self.shape = module, buffer, shape
+    One that is `turned` holds them with the last two dimensions exchanged, until something other than a product asks
+    for its `buffer`: products read either order, and the gradients of products are products of turned operands.
+    """
+
+    def __init__(self, module: OpenClModule, buffer: Any, shape: Shape, dtype: Any, turned: bool = False) -> None:
+        self.module, self.held, self.shape, self.turned = module, buffer, shape, turned
         self.dtype: np.dtype[Any] = np.dtype(dtype)
+
+    @property
+    def buffer(self) -> Any:
+        """The elements in C order; copied into it now, if the array is turned."""
+        if self.turned:
+            steps = _steps(_exchanged(self.shape))
+            source = Array(self.module, self.held, self.shape, self.dtype)
+            self.held = self.module.strided(source, self.shape, 0, _exchanged(steps)).held
+            self.turned = False
+        return self.held
 
     __hash__ = None  # type: ignore[assignment]
     flags = SimpleNamespace(c_contiguous=True)
@@ -65,7 +79,9 @@ class Array:
         return Array(self.module, self.buffer, wanted, self.dtype)
 
     def transpose(self, axes: Sequence[int]) -> Array:
-        """The dimensions in another order, copied."""
+        """The dimensions in another order: copied, or turned if the last two change places."""
+        if self.ndim > 1 and tuple(axes) == _exchanged(tuple(range(self.ndim))):
+            return Array(self.module, self.held, _exchanged(self.shape), self.dtype, not self.turned)
         steps = _steps(self.shape)
         return self.module.strided(self, tuple(self.shape[a] for a in axes), 0, tuple(steps[a] for a in axes))
 
@@ -78,6 +94,12 @@ class Array:
         run = self.module.kernel(sources.cast(self.dtype.name, wanted.name), "cast")
         self.module.launch(run, self.size, result.buffer, self.buffer, np.int64(self.size))
         return result
+
+    def fill(self, value: int) -> None:
+        """Sets all elements to 0."""
+        if value:
+            raise NotImplementedError("arrays are filled with zeros only")
+        self.module.fill_bytes(self, 0)
 
     def __getitem__(self, keys: tuple[slice, ...]) -> Array:
         shape, start, steps = _window(self.shape, keys)
@@ -101,6 +123,7 @@ class OpenClModule:
         self.pool = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(self.queue))
         rounds = cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT & device.single_fp_config
         self.options = ["-cl-std=CL1.2", *(["-cl-fp32-correctly-rounded-divide-sqrt"] if rounds else [])]
+        self.add = SimpleNamespace(at=self._add_at)
         self._programs: dict[str, Any] = {}
         self._kernels: dict[tuple[str, str], Any] = {}
 
@@ -142,9 +165,13 @@ class OpenClModule:
     def zeros(self, shape: Any, dtype: Any = np.float64) -> Array:
         """An array of zeros."""
         result = self.empty(shape, dtype)
-        if result.nbytes:
-            cl.enqueue_fill_buffer(self.queue, result.buffer, np.zeros(1, np.uint8), 0, result.nbytes)
+        self.fill_bytes(result, 0)
         return result
+
+    def fill_bytes(self, x: Array, byte: int) -> None:
+        """Sets every byte of an array."""
+        if x.nbytes:
+            cl.enqueue_fill_buffer(self.queue, x.buffer, np.array([byte], np.uint8), 0, x.nbytes)
 
     def put(self, host: np.ndarray[Any, Any]) -> Array:
         """The values of a host array, which may be written as soon as this returns."""
@@ -161,11 +188,13 @@ class OpenClModule:
             cl.enqueue_copy(self.queue, result.buffer, x.buffer, byte_count=x.nbytes)
         return result
 
-    def asarray(self, x: Array) -> Array:
+    def asarray(self, x: Array | np.ndarray[Any, Any]) -> Array:
+        """The array itself; the values of one of the host."""
+        return x if isinstance(x, Array) else self.put(x)
+
+    def ascontiguousarray(self, x: Array) -> Array:
         """The array itself."""
         return x
-
-    ascontiguousarray = asarray
 
     # Functions that move elements.
 
@@ -215,6 +244,37 @@ class OpenClModule:
             raise IndexError(f"an index is out of bounds for axis {axis} with size {extent}")
         return result
 
+    def _add_at(self, out: Array, selector: tuple[Any, ...], values: Array) -> None:
+        """numpy's `add.at` with one index array among whole slices: sums of equal indices in their order."""
+        (axis,) = (d for d, key in enumerate(selector) if isinstance(key, Array))
+        indices = selector[axis]
+        inner, extent, count = math.prod(out.shape[axis + 1 :]), out.shape[axis], indices.size
+        first, following = self.empty((extent,), np.int32), self.empty((count,), np.int32)
+        self.fill_bytes(first, 0xFF)  # -1
+        places = (first.buffer, following.buffer)
+        run = self.kernel(sources.chain(indices.dtype.name), "chain")
+        self.launch(run, count, *places, indices.buffer, np.int32(count), np.int64(extent))
+        run = self.kernel(sources.add_rows(out.dtype.name), "add_rows")
+        counts = [np.int64(n) for n in (out.size, inner, count, extent)]
+        self.launch(run, out.size, out.buffer, values.buffer, *places, *counts)
+
+    def cumsum(self, x: Array, axis: int) -> Array:
+        """numpy's."""
+        return self._scan(x, axis, "+")
+
+    def cumprod(self, x: Array, axis: int) -> Array:
+        """numpy's."""
+        return self._scan(x, axis, "*")
+
+    def _scan(self, x: Array, axis: int, sign: str) -> Array:
+        wide = {"b": np.int64, "i": np.int64, "u": np.uint64}
+        result = self.empty(x.shape, wide.get(x.dtype.kind, x.dtype))
+        inner, extent = math.prod(x.shape[axis + 1 :]), x.shape[axis]
+        lines = x.size // extent if extent else 0
+        run = self.kernel(sources.scan(x.dtype.name, result.dtype.name, sign), "scan")
+        self.launch(run, lines, result.buffer, x.buffer, np.int64(lines), np.int64(inner), np.int64(extent))
+        return result
+
     # Products.
 
     def matmul(self, a: Array, b: Array) -> Array:
@@ -230,8 +290,11 @@ class OpenClModule:
             run = self.kernel(sources.matmul(a.dtype.name), "matmul")
             grid = (-(-n // tile) * tile, -(-m // tile) * tile, math.prod(batch))
             steps = [np.int64(0 if x.ndim == 2 else x.shape[-2] * x.shape[-1]) for x in (a, b)]
+            for x in (a, b):
+                lines = (1, x.shape[-2]) if x.turned else (x.shape[-1], 1)
+                steps += map(np.int64, lines)
             sizes = [np.int32(m), np.int32(n), np.int32(k)]
-            run(self.queue, grid, (tile, tile, 1), result.buffer, a.buffer, b.buffer, *sizes, *steps)
+            run(self.queue, grid, (tile, tile, 1), result.buffer, a.held, b.held, *sizes, *steps)
         return result
 
 
@@ -256,6 +319,11 @@ class _RawModule:
 def _steps(shape: Shape) -> Shape:
     """How many elements lie between neighbours along each dimension."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _exchanged(shape: Shape) -> Shape:
+    """With the last two in each other's place."""
+    return (*shape[:-2], shape[-1], shape[-2])
 
 
 def _window(shape: Shape, keys: tuple[slice, ...]) -> tuple[Shape, int, Shape]:

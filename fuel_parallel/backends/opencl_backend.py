@@ -19,6 +19,9 @@ from fuel_parallel.errors import DeviceError
 MOVING = frozenset({"reshape", "permute_dims", "broadcast_to", "slice", "unslice", "slice_update", "concat"})
 """Ops that move elements whatever their dtype."""
 
+COMPUTED = frozenset({"matmul", "index_add", "cumulative_sum", "cumulative_prod"})
+"""Ops that have a kernel of their own, in the dtypes in which the device computes."""
+
 PASSING = frozenset({"copy", "item", "stop_gradient", "region"})
 """Ops that move nothing, or know themselves what to do."""
 
@@ -31,6 +34,7 @@ class OpenClBackend(Backend):
     """
 
     dialect = "opencl"
+    views = False
 
     @classmethod
     def count(cls) -> int:
@@ -62,7 +66,9 @@ class OpenClBackend(Backend):
             return True
         if op == "index":
             return len(attrs[0]) == 1
-        return op == "matmul" and not any(x.dtype.name in self.lacks for x in inputs)
+        if op == "index_add" and (len(attrs[1]) > 1 or inputs[0].dtype.kind == "b"):
+            return False
+        return op in COMPUTED and not any(x.dtype.name in self.lacks for x in inputs)
 
     def holds(self, array: Any) -> bool:
         return getattr(array, "module", None) is self.array_module
@@ -79,7 +85,8 @@ class OpenClBackend(Backend):
         return self.array_module.put(array)
 
     def settle(self, value: Any) -> Any:
-        return value
+        # Its elements are laid in order now: while it is turned it holds what belongs to another value.
+        return self.array_module.asarray(value).reshape(value.shape)
 
     def wait(self) -> None:
         self.array_module.queue.finish()

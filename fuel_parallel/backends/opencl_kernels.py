@@ -65,6 +65,65 @@ __kernel void take(__global {bits}* restrict out, __global const {bits}* restric
 """
 
 
+@cache
+def chain(index: str) -> str:
+    """For each of `count` indices the next equal one, or -1; `first[row]` is the first index of a row.
+
+    Each work-item looks through all others, in order: as many reads as pairs, of what caches hold.
+    """
+    at = TYPES[index]
+    return f"""
+__kernel void chain(__global int* restrict first, __global int* restrict next, __global const {at}* restrict indices,
+                    const int count, const long extent) {{
+    const int i = (int)get_global_id(0);
+    if (i >= count) return;
+    const long row = (long)indices[i];
+    int k = i + 1, before = 0;
+    while (k < count && indices[k] != row && indices[k] + extent != row && indices[k] != row + extent) ++k;
+    next[i] = k < count ? k : -1;
+    for (int j = 0; j < i && !before; ++j)
+        before = indices[j] == row || indices[j] + extent == row || indices[j] == row + extent;
+    if (!before && row >= -extent && row < extent) first[row < 0 ? row + extent : row] = i;
+}}
+"""
+
+
+@cache
+def add_rows(dtype: str) -> str:
+    """Adds along one axis the values that have the same index, in their order; see `chain`."""
+    kind = TYPES[dtype]
+    return f"""
+__kernel void add_rows(__global {kind}* restrict out, __global const {kind}* restrict in,
+                       __global const int* restrict first, __global const int* restrict next, const long size,
+                       const long inner, const long count, const long extent) {{
+    const long i = (long)get_global_id(0);
+    if (i >= size) return;
+    const long outer = i / (inner * extent);
+    {kind} total = out[i];
+    for (int k = first[i / inner % extent]; k >= 0; k = next[k]) total += in[(outer * count + k) * inner + i % inner];
+    out[i] = total;
+}}
+"""
+
+
+@cache
+def scan(source: str, result: str, sign: str) -> str:
+    """Running sums (`+`) or products (`*`) along one axis: one work-item for all of a line, in order."""
+    return f"""
+__kernel void scan(__global {TYPES[result]}* restrict out, __global const {TYPES.get(source, "uchar")}* restrict in,
+                   const long lines, const long inner, const long extent) {{
+    const long i = (long)get_global_id(0);
+    if (i >= lines) return;
+    const long start = i / inner * inner * extent + i % inner;
+    {TYPES[result]} total = {"0" if sign == "+" else "1"};
+    for (long k = 0; k < extent; ++k) {{
+        total = total {sign} in[start + k * inner];
+        out[start + k * inner] = total;
+    }}
+}}
+"""
+
+
 _LOAD = {
     "float16": "vload_half({i}, (__global const half*){p})",
     "bfloat16": "as_float((uint){p}[{i}] << 16)",
@@ -100,6 +159,8 @@ __kernel void cast(__global {TYPES.get(result, "ushort")}* restrict out,
 def matmul(dtype: str) -> str:
     """Products of matrices [m, k] and [k, n], one for each index of the third dimension of the grid.
 
+    Each matrix has a step from row to row and one from column to column, so that either may lie turned in memory.
+
     A group computes a tile of the result; tiles of both operands pass local memory, so that each element is read
     `m / TILE` or `n / TILE` times from global memory.
     """
@@ -109,7 +170,8 @@ def matmul(dtype: str) -> str:
 #define TILE {TILE}
 __kernel __attribute__((reqd_work_group_size(TILE, TILE, 1)))
 void matmul(__global {kind}* restrict out, __global const {kind}* restrict a, __global const {kind}* restrict b,
-            const int m, const int n, const int k, const long a_step, const long b_step) {{
+            const int m, const int n, const int k, const long a_step, const long b_step,
+            const long a_row, const long a_column, const long b_row, const long b_column) {{
     __local {kind} left[TILE][TILE], right[TILE][TILE];
     const int x = (int)get_local_id(0), y = (int)get_local_id(1);
     const int column = (int)get_global_id(0), row = (int)get_global_id(1);
@@ -118,8 +180,8 @@ void matmul(__global {kind}* restrict out, __global const {kind}* restrict a, __
     b += batch * b_step;
     {kind} total = 0;
     for (int first = 0; first < k; first += TILE) {{
-        left[y][x] = row < m && first + x < k ? a[(long)row * k + first + x] : ({kind})0;
-        right[y][x] = column < n && first + y < k ? b[(long)(first + y) * n + column] : ({kind})0;
+        left[y][x] = row < m && first + x < k ? a[row * a_row + (first + x) * a_column] : ({kind})0;
+        right[y][x] = column < n && first + y < k ? b[(first + y) * b_row + column * b_column] : ({kind})0;
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int i = 0; i < TILE; ++i) total += left[y][i] * right[i][x];
         barrier(CLK_LOCAL_MEM_FENCE);

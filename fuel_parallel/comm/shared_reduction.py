@@ -32,7 +32,7 @@ from fuel_parallel.partitioning import partition
 if TYPE_CHECKING:
     from fuel_parallel.comm.communicator import ReduceOp
 
-_announced: deque[SharedReduction] = deque()
+announced: deque[SharedReduction] = deque()
 """Reductions whose section of this rank is still to be done, the oldest first."""
 
 _not_waited_for: set[SharedReduction] = set()
@@ -41,20 +41,20 @@ _not_waited_for: set[SharedReduction] = set()
 
 def progress() -> None:
     """Does my section of all reductions for which all ranks are ready, in order."""
-    while _announced and _announced[0].ready:
-        _announced.popleft().reduce()
+    while announced and announced[0].ready:
+        announced.popleft().reduce()
 
 
 def settle() -> None:
     """Does my section of all reductions that were started. To be called before this rank waits for anything else."""
-    while _announced:
+    while announced:
         _do_next()
 
 
 def _do_next() -> None:
-    oldest = _announced[0]
+    oldest = announced[0]
     oldest.memory.wait_for_announcements(oldest.number)
-    _announced.popleft().reduce()
+    announced.popleft().reduce()
 
 
 class SharedReduction(Pending):
@@ -93,7 +93,7 @@ class SharedReduction(Pending):
             self._move(room)
             place = memory.locate(self.array)
         self.number = memory.announce(place)
-        _announced.append(self)
+        announced.append(self)
         _not_waited_for.add(self)
 
     @property

@@ -327,7 +327,8 @@ class _Slot:
         """Queues the copies of flat arrays of one dtype, to lie one after the other."""
         if arrays:
             dtype = arrays[0].dtype
-            self._from_device = self._at_least(self._from_device, sum(array.nbytes for array in arrays))
+            # Not larger than needed at first: most communicators never move large arrays.
+            self._from_device = self.memory.at_least(self._from_device, sum(array.nbytes for array in arrays))
             together = self._from_device.view(np.uint8)[: sum(array.nbytes for array in arrays)].view(dtype)
             self.loaded, self.loaded_together, end = [], together, 0
             for array in arrays:
@@ -343,7 +344,7 @@ class _Slot:
 
     def room(self, size: int, dtype: DType) -> Host:
         """Memory for values that go to the device."""
-        self._to_device = self._at_least(self._to_device, size * dtype.itemsize)
+        self._to_device = self.memory.at_least(self._to_device, size * dtype.itemsize)
         return self._to_device[: size * dtype.itemsize].view(dtype)
 
     def inside(self, values: Host) -> Host:
@@ -353,10 +354,6 @@ class _Slot:
         room = self.room(values.size, values.dtype)
         room[...] = values
         return room
-
-    def _at_least(self, memory: Host, nbytes: int) -> Host:
-        # Not larger than needed at first: most communicators never move large arrays.
-        return memory if memory.nbytes >= nbytes else self.memory.pinned(1 << max(nbytes - 1, 4095).bit_length())
 
 
 def _cut(rows: Sequence[int], width: int, step: int, turns: int) -> Iterator[list[range]]:

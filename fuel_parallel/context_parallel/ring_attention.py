@@ -24,7 +24,6 @@ from fuel_parallel.lazy.ops.attention import (
     attention_backward_into,
     attention_into,
     scaled_dot_product_attention,
-    width,
 )
 from fuel_parallel.lazy.tensor import Tensor
 
@@ -174,9 +173,9 @@ def _kernel(xp: Any, flat: Array, comm: Communicator, ring: _Ring) -> Array:
             key, value = (x.astype(query.dtype, copy=False) for x in ring.keys_and_values(arrived, source))
             for rows, columns, diagonal in ring.seen(comm.rank, source):
                 inputs = query[..., rows, :], key[..., columns, :], value[..., columns, :]
-                block = xp.empty((*inputs[0].shape[:-1], width(*inputs)), dtype=query.dtype)
+                block = xp.empty((*inputs[0].shape[:-1], ring.value_dim + 1), dtype=query.dtype)
                 attention_into(xp, block, inputs, diagonal, ring.scale)
-                _merge(xp, result[..., rows, :], block[..., : ring.value_dim + 1])
+                _merge(xp, result[..., rows, :], block)
     return result
 
 

@@ -28,7 +28,8 @@ from types import CodeType, EllipsisType, FrameType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from fuel_parallel.errors import RealizeError
+from fuel_parallel.backends import hops
+from fuel_parallel.errors import DeviceError, RealizeError
 from fuel_parallel.lazy.dtypes import ALL, DType
 
 Shape = tuple[int, ...]
@@ -96,7 +97,8 @@ class Op:
     A variadic op takes its inputs as one tuple everywhere. An `elementwise` op computes each element of the result from
     the elements at its place in the inputs, broadcast. `aliases` is False if the result never shares memory with an
     input. One that is `recomputed` runs again for the backward pass, which then does not hold the value of the forward
-    pass.
+    pass. The inputs `on_host` are read there, whatever the device of the others, which is one; with None inputs may be
+    anywhere.
 
     `shapes` says in words what `infer` does with shapes, as in `[..., m, k], [..., k, n] -> [..., m, n]`, and `domain`
     which dtypes it takes for the first input. The reference is made of them.
@@ -116,6 +118,7 @@ class Op:
     update: Callable[..., None] | None = None
     aliases: bool = True
     recomputed: bool = False
+    on_host: tuple[int, ...] | None = ()
     attr_names: tuple[str, ...] = ()
     shapes: str = ""
     domain: tuple[DType, ...] = ALL
@@ -230,11 +233,41 @@ def apply(op: Op, inputs: tuple[Node, ...], *attrs: Any) -> Node:
     spec = _inferred.get(key)
     if spec is None:
         specs = key[2:]
+        if len(inputs) > 1 and op.on_host is not None:
+            together = _on_one_device(op, inputs, op.on_host)
+            if together is not inputs:
+                return apply(op, together, *attrs)
         spec = op.infer(specs, *attrs) if op.variadic else op.infer(*specs, *attrs)
         if len(_inferred) >= _INFERRED_LIMIT:
             _inferred.clear()
         _inferred[key] = spec
     return Node(op, inputs, attrs, spec, None, script_line())
+
+
+gathering: ContextVar[tuple[tuple[str, ...], ...]] = ContextVar("gathering", default=())
+"""The devices of the groups in whose `with` blocks this thread is: operands are copied to the first that any is on."""
+
+
+def _on_one_device(op: Op, inputs: tuple[Node, ...], on_host: tuple[int, ...]) -> tuple[Node, ...]:
+    """The inputs, if all but those `on_host` are on one device, or copied as a group says; else the user's error."""
+    found = {node.spec.device for n, node in enumerate(inputs) if n not in on_host}
+    if len(found) < 2:
+        return inputs
+    for devices in reversed(gathering.get()):
+        if found <= set(devices):
+            device = min(found, key=devices.index)
+            return tuple(node if n in on_host else copied(node, device) for n, node in enumerate(inputs))
+    raise DeviceError(
+        f"{op.name}: operands are on {' and '.join(sorted(found))}; move them to one device with x.to(...), or say "
+        "`with group:` of a DeviceGroup of these devices, which copies them"
+    )
+
+
+def copied(node: Node, device: str) -> Node:
+    """A node's value on another device, through the host between two vendors."""
+    for stop in hops(node.spec.device, device):
+        node = apply(OPS["copy"], (node,), stop)
+    return node
 
 
 def data_node(value: Any, spec: Spec) -> Node:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.lazy.node import Node, Op, describe_line, graph_lock, topological
+from fuel_parallel.lazy.node import OPS, Attrs, Node, Op, Spec, describe_line, graph_lock, topological
 from fuel_parallel.lazy.tensor import Tensor
 
 _LONGEST_ATTRIBUTE = 32
@@ -17,7 +17,10 @@ _LONGEST_ATTRIBUTE = 32
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One node, in words. `inputs` are places in the list, which is in topological order."""
+    """One node, or step of a plan, in words. `inputs` are places in the list, which is in topological order.
+
+    A copy comes from the device `source`; that is empty for all else.
+    """
 
     op: str
     category: str
@@ -28,6 +31,12 @@ class Entry:
     has_value: bool
     is_output: bool
     line: str
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """The device, and of a copy both ends."""
+        return f"{self.source} → {self.device}" if self.source else self.device
 
     @property
     def is_constant(self) -> bool:
@@ -51,11 +60,12 @@ def _entry(node: Node, place: dict[Node, int], is_output: bool) -> Entry:
         category=category_of(node.op),
         inputs=() if has_value else tuple(place[i] for i in node.inputs),
         result=repr(node.spec),
-        attributes=_describe_attributes(node),
+        attributes=describe_attributes(node.op, node.attrs, node.spec),
         device=node.spec.device,
         has_value=has_value,
         is_output=is_output,
         line=describe_line(node.line),
+        source=node.inputs[0].spec.device if node.op is OPS["copy"] and not has_value else "",
     )
 
 
@@ -67,11 +77,11 @@ def category_of(op: Op) -> str:
     return "data" if module == Op.__module__ else module.rpartition(".")[2]
 
 
-def _describe_attributes(node: Node) -> tuple[str, ...]:
+def describe_attributes(op: Op, attrs: Attrs, spec: Spec) -> tuple[str, ...]:
     """`name=value` for each attribute, but for what the result's spec says already."""
-    names = node.op.attr_names or tuple(f"attribute {i}" for i in range(len(node.attrs)))
-    pairs = zip(names, node.attrs, strict=False)
-    known = {"shape": node.spec.shape, "dtype": node.spec.dtype}
+    names = op.attr_names or tuple(f"attribute {i}" for i in range(len(attrs)))
+    pairs = zip(names, attrs, strict=False)
+    known = {"shape": spec.shape, "dtype": spec.dtype, "device": spec.device}
     told = [(name, value) for name, value in pairs if value is not None and (name not in known or value != known[name])]
     return tuple(_shorten(name, value) for name, value in told)
 

@@ -41,8 +41,10 @@ class GraphView:
 _WRITERS: dict[str, Callable[[list[Entry]], str]] = {".dot": to_dot, ".gv": to_dot, ".svg": to_svg}
 
 
-def graph(x: Any) -> GraphView:
+def graph(x: Any, *, plan: bool = False) -> GraphView:
     """The graph behind a tensor, a module or a nest of them, for a notebook to draw; `show` prints it.
+
+    With `plan` it is the plan of it, as for `show`.
 
     >>> import fuel_parallel.lazy as ft
     >>> [entry.op for entry in graph(ft.ones(3) + ft.asarray([1.0, 2.0, 3.0])).entries]
@@ -51,16 +53,23 @@ def graph(x: Any) -> GraphView:
     tensors = tensors_of(x)
     if not tensors:
         raise ArgumentError(f"show: expected a tensor, a module or a nest of them, but found no tensor in {x!r:.60}")
+    if plan:
+        from fuel_parallel.runtime.outline import outline_of_plan
+
+        return GraphView(outline_of_plan(tensors))
     return GraphView(outline(tensors))
 
 
-def show(x: Any, file: str | os.PathLike[str] | None = None) -> None:
+def show(x: Any, file: str | os.PathLike[str] | None = None, *, plan: bool = False) -> None:
     """Prints the graph behind a tensor, a module or a nest of them, one node a line, inputs before what uses them.
 
     Nothing is computed. Nodes that several others use are listed once; `>` marks what was asked for. Where a value is
     there already, its graph has been let go and it is the start of the table.
 
-    With `file` the graph is drawn instead: as Graphviz text (`.dot`, `.gv`), or as a picture (`.svg`).
+    With `file` the graph is drawn instead: as Graphviz text (`.dot`, `.gv`), or as a picture (`.svg`). Copies name both
+    ends, and where there is more than one device each has a colour.
+
+    With `plan` it is the steps that `realize` would run: after the passes, with the copies to and from the host.
 
     >>> import fuel_parallel.lazy as ft
     >>> x = ft.ones((2, 3))
@@ -71,7 +80,7 @@ def show(x: Any, file: str | os.PathLike[str] | None = None) -> None:
        1  multiply  0 0     float32[2, 3]                             cpu     lazy   ...
     >  2  sum       1       float32[3]     axis=(0,), keepdims=False  cpu     lazy   ...
     """
-    view = graph(x)
+    view = graph(x, plan=plan)
     if file is None:
         sys.stdout.write(str(view))
     else:
@@ -90,7 +99,7 @@ def table(entries: list[Entry]) -> str:
             _list(entry.inputs),
             entry.result,
             _cut(", ".join(entry.attributes)),
-            entry.device,
+            entry.place,
             "value" if entry.has_value else "lazy",
             entry.line,
         )

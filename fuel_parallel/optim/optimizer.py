@@ -9,7 +9,7 @@ import numpy as np
 
 from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.lazy.dtypes import DType
-from fuel_parallel.lazy.ops import creation
+from fuel_parallel.lazy.ops import creation, manipulation
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.module import Parameter, Variable
 
@@ -72,17 +72,18 @@ class Optimizer:
         raise NotImplementedError
 
     def _scalars(self, make: Callable[[Tensor, float], Sequence[float | Tensor]]) -> list[list[Tensor]]:
-        """`make(learning rate, weight decay)` for each parameter, in its dtype.
+        """`make(learning rate, weight decay)` for each parameter, in its dtype and on its device.
 
         Made once for all that are alike: a model has many parameters, and each scalar would be a node for each of them.
         """
-        made: dict[tuple[DType, float, float], list[Tensor]] = {}
+        made: dict[tuple[DType, str, float, float], list[Tensor]] = {}
         rows = []
         for parameter, scale, decay in zip(self.parameters, self.lr_scale, self.weight_decay, strict=True):
-            key = (parameter.dtype, scale, decay)
+            key = (parameter.dtype, parameter.device, scale, decay)
             if key not in made:
                 rate = self._lr if scale == 1 else self._lr * scale
-                made[key] = [_scalar(value, parameter.dtype) for value in make(rate, decay)]
+                scalars = [_scalar(value, parameter.dtype) for value in make(rate, decay)]
+                made[key] = scalars if parameter.device == "cpu" else _together(scalars, parameter.device)
             rows.append(made[key])
         return rows
 
@@ -166,6 +167,12 @@ def _nested(attributes: dict[str, Any]) -> list[Variable]:
         items = value if isinstance(value, list) else [value]
         found += [item for item in items if isinstance(item, Variable) and not isinstance(item, Parameter)]
     return found
+
+
+def _together(scalars: list[Tensor], device: str) -> list[Tensor]:
+    """The scalars on a device, by one copy."""
+    there = creation.to_device(manipulation.stack(scalars), device)
+    return [there[n] for n in range(len(scalars))]
 
 
 def _scalar(value: float | Tensor, dtype: DType) -> Tensor:

@@ -19,11 +19,11 @@ from fuel_parallel.lazy.dtypes import DType, is_half
 from fuel_parallel.runtime.program import Extent, Operation, Program, kernel_on_rows
 
 Runner = Callable[..., None]
-"""Runs a whole region: first its inputs, then its outputs, as matrices over the grid."""
+"""Runs a whole region: first its inputs, then its outputs."""
 
 
 def run_blocks(program: Program, inputs: list[Any], outputs: list[Any]) -> None:
-    """Runs a region; `outputs` are the arrays to fill."""
+    """Runs a region; `outputs` are the contiguous arrays to fill."""
     runner = _runners.get(program)
     if runner is None:
         runner = _runners[program] = _Source(program).function()
@@ -85,6 +85,7 @@ class _Source:
     def text(self) -> str:
         """Its text."""
         if not self.names:
+            self._lay_over_grid()
             for register in range(self.first):
                 self._input(register)
             for position, operation in enumerate(self.program.operations):
@@ -102,6 +103,20 @@ class _Source:
         return "\n".join([*lines, *_indented(self.after, 1), "    return", ""])
 
     # Inputs and memory.
+
+    def _lay_over_grid(self) -> None:
+        """Inputs and outputs become matrices of rows and columns, vectors if rows are of no account, or scalars."""
+        p = self.program
+        extents = {f"i{register}": extent for register, (extent, _) in enumerate(p.inputs)}
+        extents |= {f"o{number}": p.extent_of(register) for number, (register, _) in enumerate(p.outputs)}
+        for name, extent in extents.items():
+            if extent in (Extent.SCALAR, Extent.TOTAL):
+                shape = "()"
+            elif self.flat:
+                shape = "-1"
+            else:
+                shape = f"{p.rows}, 1" if extent is Extent.ROW else f"-1, {p.columns}"
+            self.setup.append(f"{name} = {name}.reshape({shape})")
 
     def _input(self, register: int) -> None:
         extent, period = self.program.inputs[register]
@@ -173,7 +188,7 @@ class _Source:
             self.names.append("")
             self._let_go(position, operation)
             return
-        writer = self._writer(operation)
+        writer = self._writer(register, operation)
         if writer is None:
             self._compute(register, operation)
             self._let_go(position, operation)
@@ -195,7 +210,7 @@ class _Source:
         if not in_place:
             self._let_go(position, operation)
 
-    def _writer(self, operation: Operation) -> list[str] | None:
+    def _writer(self, register: int, operation: Operation) -> list[str] | None:
         """Lines that write the result to `{out}`, or None where the kernel makes its own memory."""
         op, dtype = operation.op, operation.dtype
         inputs = [self.names[v] for v in operation.inputs]
@@ -209,11 +224,21 @@ class _Source:
             return [f"{self._function('vecdot')}({inputs[0]}, {inputs[1]}, out={{out}}[:, 0])", *self._mean(operation)]
         if op.name == "scale_and_subtract":
             e, rows, g, index = inputs
-            return [
-                f"{self._function('multiply')}({e}, {rows}, out={{out}})",
-                f"{{out}}[{self._row_numbers()}, {index}[:, 0]] -= {g}[:, 0]",
-            ]
+            scaled = f"{self._function('multiply')}({e}, {rows}, out={{out}})"
+            if register not in self.last_use and all(self._is_row(v) for v in operation.inputs[2:]):
+                # Nothing here reads the result: all rows are subtracted from at one time, at the end.
+                every = self._constant("k_rows", np.arange(self.program.rows))
+                g, index = (f"i{v}" for v in operation.inputs[2:])
+                self.after += [f"o{n}[{every}, {index}[:, 0]] -= {g}[:, 0]" for n in self.targets[register]]
+                return [scaled]
+            return [scaled, f"{{out}}[{self._row_numbers()}, {index}[:, 0]] -= {g}[:, 0]"]
+        if op.name == "pick":
+            return [f"{{out}}[:, 0] = {inputs[0]}[{self._row_numbers()}, {inputs[1]}[:, 0]]"]
         return None
+
+    def _is_row(self, register: int) -> bool:
+        """Whether it is an input with one element a row, which no output is written over."""
+        return register < self.first and self.program.inputs[register][0] is Extent.ROW
 
     def _reduction(self, operation: Operation, source: str) -> list[str]:
         name = operation.op.name

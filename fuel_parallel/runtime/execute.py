@@ -1,43 +1,48 @@
 """Runs a plan: one kernel after the other, each value let go after its last use.
 
-One thread at a time: who runs a plan holds the graph's lock, since all plans share the arena.
+One plan at a time: who runs one holds the graph's lock, since all plans share the arena. The lanes of a plan over
+several devices run side by side, see `side_by_side`.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from fuel_parallel.backends import backend_of
 from fuel_parallel.comm.announce import announce
 from fuel_parallel.errors import FuelError, RealizeError
 from fuel_parallel.lazy.node import Node, describe_line
-from fuel_parallel.runtime.memory import Arena, Place
+from fuel_parallel.runtime.arena import arena_bytes, arena_of, forget_arenas
+from fuel_parallel.runtime.capture import graphs_are_on
+from fuel_parallel.runtime.lanes import HOST
+from fuel_parallel.runtime.memory import Place
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import REGION, region_into
+from fuel_parallel.runtime.side_by_side import Compute, run_side_by_side
+from fuel_parallel.runtime.stretch import graph_bytes, release_graphs
 from fuel_parallel.runtime.trace import recorder
-
-_arena = Arena()
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
     """Bytes of memory: of the last plan that ran, and of what is held now.
 
-    `planned` is what the plan asks for: its part of the arena and the results that leave it. `peak` is what the run
+    `planned` is what the plan asks for: its part of the arenas and the results that leave it. `peak` is what the run
     took; it is less where results took over the memory of leaves. `arena` is kept from run to run and as large as the
-    largest plan needs. Views, and memory that kernels make for themselves, are not counted. `live` is the memory of all
-    values that tensors hold at this moment, whichever plan they come from.
+    largest plan needs, on the host and on each device whose kernels write into given memory. `graphs` is what captured
+    graphs hold besides, on all devices. Views, and memory that kernels make for themselves, are not counted. `live` is
+    the memory of all values that tensors hold at this moment, whichever plan they come from, on all devices.
     """
 
     planned: int
     peak: int
     arena: int
     live: int
+    graphs: int = 0
 
 
 _stats = MemoryStats(0, 0, 0, 0)
@@ -46,13 +51,14 @@ _stats = MemoryStats(0, 0, 0, 0)
 def memory_stats() -> MemoryStats:
     """The memory of the last plan that ran, and of the tensors that are alive.
 
+    >>> import numpy as np
     >>> import fuel_parallel.lazy as ft
     >>> x = ft.asarray(np.ones((1000, 1000)))
     >>> y = ft.sum(ft.matmul(ft.matmul(x, x), x)).realize()   # two products of 8 MB in the arena, one number leaves
     >>> memory_stats().planned // 8_000_000
     2
     """
-    return replace(_stats, live=_live_bytes())
+    return replace(_stats, live=_live_bytes(), graphs=graph_bytes())
 
 
 def _live_bytes() -> int:
@@ -84,17 +90,37 @@ class _Run:
     ) -> None:
         self.plan, self.computed, self.spare, self.taken = plan, computed, spare, taken
         self.new_bytes = 0
+        self.others: list[_Run] = []
         self.buckets: dict[int, Any] = {}
         self.under_way: dict[int, tuple[Step, Any]] = {}
         self.values = [*leaves, *plan.constants, *[None] * len(plan.steps)]
 
     def run(self) -> list[Any]:
         plan, values = self.plan, self.values
-        _arena.at_least(plan.memory.arena_bytes)
-        compute = recorder.timed(plan, self.computed, self._compute) if recorder else self._compute
+        for device, nbytes in plan.memory.arenas.items():
+            if arena_of(device).nbytes < nbytes:
+                release_graphs(device)  # they work on the bytes that are let go
+                arena_of(device).at_least(nbytes)
+        by_graphs = plan.captures is not None and not recorder and graphs_are_on()
+        if by_graphs or plan.lanes is None or not run_side_by_side(self, plan.lanes):
+            self._one_by_one(by_graphs)
+        global _stats
+        memory = plan.memory
+        new_bytes = self.new_bytes + sum(other.new_bytes for other in self.others)
+        planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + new_bytes
+        _stats = MemoryStats(planned, peak, arena_bytes(), 0)
+        if recorder:
+            recorder.ran(arena_bytes())
+        results = [values[slot] for slot in plan.outputs]
+        values.clear()  # a thread that has ended its part may still refer to it
+        return results
+
+    def _one_by_one(self, by_graphs: bool) -> None:
+        plan = self.plan
+        compute = self.noted(HOST, self._compute)
         device = ""
         with ExitStack() as active:
-            for step in plan.steps:
+            for step in plan.captures.rest(self) if by_graphs and plan.captures else plan.steps:
                 if step.spec.device != device:
                     device = step.spec.device
                     active.close()
@@ -102,26 +128,33 @@ class _Run:
                     xp = backend.array_module
                     active.enter_context(backend.running())
                 if step.finishes:
-                    self._finish(step.finishes)
-                arguments = [values[slot] for slot in step.inputs]
-                try:
-                    values[step.output] = compute(step, xp, arguments)
-                except FuelError:
-                    raise
-                except Exception as reason:
-                    raise _failure(step, arguments, self.computed[step.origin], reason) from reason
-                for slot in step.dies:
-                    values[slot] = None
+                    self.finish(step.finishes)
+                self.do(step, xp, compute)
                 if self.under_way:
-                    self._progress()
-            self._finish(tuple(self.under_way))
-        global _stats
-        memory = plan.memory
-        planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + self.new_bytes
-        _stats = MemoryStats(planned, peak, _arena.memory.nbytes, 0)
-        if recorder:
-            recorder.ran(_arena.memory.nbytes)
-        return [values[slot] for slot in plan.outputs]
+                    self.progress()
+            self.finish(tuple(self.under_way))
+
+    def do(self, step: Step, xp: Any, compute: Compute | None = None) -> None:
+        """Runs one step, by `compute` if that is given, and lets go of what it was the last to read."""
+        values = self.values
+        arguments = [values[slot] for slot in step.inputs]
+        try:
+            values[step.output] = self._with_room(compute or self._compute, step, xp, arguments)
+        except FuelError:
+            raise
+        except Exception as reason:
+            raise self.failure(step, arguments, reason) from reason
+        for slot in step.dies:
+            values[slot] = None
+
+    def _with_room(self, compute: Compute, step: Step, xp: Any, arguments: list[Any]) -> Any:
+        try:
+            return compute(step, xp, arguments)
+        except MemoryError:
+            # Graphs hold memory for speed only. What writes over its input is not begun twice.
+            if step.op.update is not None or not release_graphs(step.spec.device):
+                raise
+        return compute(step, xp, arguments)
 
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
         op = step.op
@@ -133,7 +166,7 @@ class _Run:
             return step.kernel(xp, arguments, *step.attrs) if op.variadic else step.kernel(xp, *arguments, *step.attrs)
         if op is REGION:
             outputs = [self._memory(place) for place in step.places]
-            region_into(xp, outputs, arguments, *step.attrs)
+            region_into(xp, outputs, arguments, step.attrs[0], any(place.over for place in step.places))
             return tuple(outputs)
         out = self._memory(step.places[0])
         if op.into is None:
@@ -164,35 +197,18 @@ class _Run:
         update(xp, arguments, *step.attrs) if step.op.variadic else update(xp, *arguments, *step.attrs)
         return arguments[0]
 
-    def _progress(self) -> None:
-        for _, pending in self.under_way.values():
-            pending.progress()
-
-    def _finish(self, slots: tuple[int, ...]) -> None:
-        """Puts the results of steps that went on where they are read."""
-        for slot in slots:
-            step, pending = self.under_way.pop(slot)
-            try:
-                self.values[slot] = pending.wait()
-            except FuelError:
-                raise
-            except Exception as reason:
-                raise _failure(step, [], self.computed[step.origin], reason) from reason
-            if recorder:
-                recorder.went_on(step)
-
     def _memory(self, place: Place) -> Any:
         if place.bucket >= 0:
             return self._in_bucket(place)
         if place.offset >= 0:
-            return _arena.view(place)
+            return arena_of(place.spec.device).view(place)
         if place.leaf in self.spare:
             self.taken.add(place.leaf)
             array = self.values[place.leaf]
             # The array itself where it fits: a view would not own its memory, and could not be taken over next time.
             return array if array.shape == place.spec.shape else array.reshape(place.spec.shape)
         self.new_bytes += place.spec.nbytes
-        return np.empty(place.spec.shape, dtype=place.spec.dtype)
+        return backend_of(place.spec.device).array_module.empty(place.spec.shape, dtype=place.spec.dtype)
 
     def _in_bucket(self, place: Place) -> Any:
         memory = self.buckets.get(place.bucket)
@@ -202,6 +218,43 @@ class _Run:
             self.new_bytes += bucket.nbytes
         flat = memory[place.offset : place.offset + place.spec.nbytes]
         return flat.view(place.spec.dtype).reshape(place.spec.shape)
+
+    # For threads that run the plan side by side: see `side_by_side.Run`.
+
+    def compute_on(self, thread: str) -> Compute:
+        if thread == HOST:
+            return self._compute
+        other = copy.copy(self)  # counts for itself
+        other.new_bytes = 0
+        self.others.append(other)
+        return other._compute
+
+    def noted(self, thread: str, compute: Compute) -> Compute:
+        return recorder.timed(self.plan, self.computed, compute, thread) if recorder else compute
+
+    def progress(self) -> None:
+        for _, pending in self.under_way.values():
+            pending.progress()
+
+    def finish(self, slots: tuple[int, ...]) -> None:
+        """Puts the results of steps that went on where they are read."""
+        for slot in slots:
+            step, pending = self.under_way.pop(slot)
+            try:
+                self.values[slot] = pending.wait()
+            except FuelError:
+                raise
+            except Exception as reason:
+                raise self.failure(step, [], reason) from reason
+            if recorder:
+                recorder.went_on(step)
+
+    def failure(self, step: Step, arguments: list[Any], reason: Exception) -> RealizeError:
+        return _failure(step, arguments, self.computed[step.origin], reason)
+
+    def abandon(self) -> None:
+        for device in forget_arenas():
+            release_graphs(device)
 
 
 def _failure(step: Step, arguments: list[Any], node: Node, reason: Exception) -> RealizeError:

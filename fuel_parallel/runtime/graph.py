@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fuel_parallel.backends import device_of
 from fuel_parallel.lazy.node import Attrs, Node, Op, Spec, data_node, topological
 from fuel_parallel.lazy.tensor import Tensor
 
@@ -46,7 +47,7 @@ class Graph:
 
     def specs(self) -> list[Spec]:
         """The spec of each value."""
-        constants = [Spec(c.shape, c.dtype) for c in self.constants]
+        constants = [spec_of_constant(c) for c in self.constants]
         return [*self.leaves, *constants, *(i.spec for i in self.instructions)]
 
     def spec_of(self, value: int) -> Spec:
@@ -55,8 +56,7 @@ class Graph:
             return self.instructions[value - self.first].spec
         if value < len(self.leaves):
             return self.leaves[value]
-        constant = self.constants[value - len(self.leaves)]
-        return Spec(constant.shape, constant.dtype)
+        return spec_of_constant(self.constants[value - len(self.leaves)])
 
     def consumers(self) -> list[list[int]]:
         """For each value the positions of the instructions that read it (once for each time)."""
@@ -81,6 +81,11 @@ class Graph:
         for number, i in enumerate(self.instructions, self.first):
             lines.append(f"  %{number} = {i.op.name}({', '.join(f'%{v}' for v in i.inputs)}) : {i.spec}")
         return "\n".join([*lines, f"  outputs: {', '.join(f'%{v}' for v in self.outputs)}"])
+
+
+def spec_of_constant(array: Any) -> Spec:
+    """The spec of a constant, which may lie on a device."""
+    return Spec(array.shape, array.dtype, device_of(array))
 
 
 class Builder:
@@ -110,8 +115,7 @@ class Builder:
         leaves = self.old.leaves
         if value < len(leaves):
             return leaves[value]
-        constant = self.constants[value - len(leaves)]
-        return Spec(constant.shape, constant.dtype)
+        return spec_of_constant(self.constants[value - len(leaves)])
 
     def keep(self, instruction: Instruction) -> int:
         """An old instruction, on the new numbers of its inputs."""

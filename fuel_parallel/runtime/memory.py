@@ -1,10 +1,11 @@
 """The memory plan: where each value of a plan lives.
 
-Values that live and die within a plan get offsets in one arena of bytes, found from their lifetimes: two values whose
-lifetimes do not overlap may share bytes, whatever their dtypes. The arena is kept from run to run, so that a training
-step touches no new page. What an all-reduce works on in place lies in a bucket instead, see `buckets`. What leaves the
-plan gets memory of its own, or takes over that of a leaf which dies there (a parameter's new value replaces the old one
-in place).
+Values that live and die within a plan get offsets in one arena of bytes for each device, found from their lifetimes:
+two values whose lifetimes do not overlap may share bytes, whatever their dtypes. An arena is kept from run to run, so
+that a training step touches no new page of the host, and on a device finds each value where it was in the step before.
+Devices that cannot write into given memory (`Backend.writes`) have none. What an all-reduce works on in place lies in a
+bucket instead, see `buckets`. What leaves the plan gets memory of its own, or takes over that of a leaf which dies
+there (a parameter's new value replaces the old one in place).
 
 An instruction that goes on while others run reads its inputs until it ends.
 
@@ -21,16 +22,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-
+from fuel_parallel.backends import backend_of
 from fuel_parallel.comm.collectives import ALL_REDUCE
 from fuel_parallel.lazy.dtypes import is_half
 from fuel_parallel.lazy.node import Spec
 from fuel_parallel.lazy.ops.manipulation import CONCAT
 from fuel_parallel.runtime.buckets import Bucket, may_hold
+from fuel_parallel.runtime.codegen.launch import replaceable
 from fuel_parallel.runtime.graph import Graph, Instruction
+from fuel_parallel.runtime.kernels import kernel_of
 from fuel_parallel.runtime.program import reusable
 from fuel_parallel.runtime.region import ITEM, REGION
 
@@ -42,12 +43,14 @@ class Place:
     """Where one result goes: to an offset of the arena or of a bucket, or (offset -1) to memory of its own.
 
     `leaf` is the number of a leaf whose memory it takes over if nobody else holds it, `bucket` that of a bucket, or -1.
+    `over` says that it lies where an input of its instruction lay.
     """
 
     spec: Spec
     offset: int = -1
     leaf: int = -1
     bucket: int = -1
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,18 @@ class MemoryPlan:
     """
 
     places: tuple[tuple[Place, ...], ...]
-    arena_bytes: int
+    arenas: Mapping[str, int]
+    """Bytes of the arenas, by device."""
     leaving_bytes: int
     """Bytes of results that outlive the plan, and of buckets."""
     buckets: tuple[Bucket, ...] = ()
     joined: frozenset[int] = frozenset()
     updates: frozenset[int] = frozenset()
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all arenas."""
+        return sum(self.arenas.values())
 
 
 @dataclass(eq=False, slots=True)
@@ -102,12 +111,17 @@ def plan_memory(graph: Graph, ends: Mapping[int, int] | None = None) -> MemoryPl
     _take_over(graph, owners, results)
     updates = frozenset(_updates_in_place(graph, owners))
     made = [a for allocations in results for a in allocations]
-    arena = _assign_offsets([a for a in made if not a.escapes and a.bucket < 0 and a.replaces is None])
+    inside = [a for a in made if not a.escapes and a.bucket < 0 and a.replaces is None]
+    devices = dict.fromkeys(a.spec.device for a in inside)
+    arenas = {device: _assign_offsets([a for a in inside if a.spec.device == device]) for device in devices}
     places = tuple(
-        tuple(Place(a.spec, a.root.offset, a.leaf, a.bucket) for a in allocations) for allocations in results
+        tuple(
+            Place(a.spec, a.root.offset, a.leaf, a.bucket, a.leaf >= 0 or a.replaces is not None) for a in allocations
+        )
+        for allocations in results
     )
     leaving = sum(a.nbytes for a in made if a.escapes) + sum(bucket.nbytes for bucket in buckets)
-    return MemoryPlan(places, arena, leaving, tuple(buckets), frozenset(joined), updates)
+    return MemoryPlan(places, arenas, leaving, tuple(buckets), frozenset(joined), updates)
 
 
 def _place_in_buckets(graph: Graph, owners: list[set[_Allocation]]) -> tuple[list[Bucket], set[int]]:
@@ -179,10 +193,16 @@ def _allocations(graph: Graph, ends: Mapping[int, int]) -> tuple[list[set[_Alloc
 
 def writes_into(i: Instruction, graph: Graph) -> bool:
     """Whether the instruction's kernel can write into given memory."""
-    if i.spec.device != "cpu" or i.op.update is not None:
+    if not backend_of(i.spec.device).writes or i.op.update is not None:
         return False
+    if i.op.crosses_ranks and i.spec.device != "cpu":
+        return False  # transports take memory on the streams on which they work
     if i.op is REGION:
         return True
+    if i.spec.device != "cpu":
+        inputs = [graph.spec_of(value) for value in i.inputs]
+        if kernel_of(i.op, inputs, i.attrs, i.spec) is not i.op.kernel:
+            return False  # a kernel in C, which makes its own memory
     return (i.op.into is not None or i.op.ufunc != "") and not is_half(i.spec.dtype) and i.spec.size > 0
 
 
@@ -191,7 +211,7 @@ def result_specs(i: Instruction) -> list[Spec]:
     if i.op is not REGION:
         return [i.spec]
     program = i.attrs[0]
-    return [Spec(shape, program.dtype_of(register)) for register, shape in program.outputs]
+    return [Spec(shape, program.dtype_of(register), i.spec.device) for register, shape in program.outputs]
 
 
 def _take_over(graph: Graph, owners: list[set[_Allocation]], results: list[list[_Allocation]]) -> None:
@@ -242,7 +262,8 @@ def _updates_in_place(graph: Graph, owners: list[set[_Allocation]]) -> Iterator[
 def _pairs(graph: Graph, i: Instruction, free: Sequence[set[int]]) -> list[tuple[int, int]]:
     """Pairs (result, input register) of which the result may be written over the input; `free` as in `reusable`."""
     if i.op is REGION:
-        return reusable(i.attrs[0], free)
+        pairs = reusable(i.attrs[0], free)
+        return pairs if i.spec.device == "cpu" else [pair for pair in pairs if pair in replaceable(i.attrs[0])]
     return next(([(0, r)] for r in sorted(free[0]) if graph.spec_of(i.inputs[r]) is i.spec), [])
 
 
@@ -276,35 +297,3 @@ def _assign_offsets(allocations: Sequence[_Allocation]) -> int:
         placed.append(a)
         placed.sort(key=lambda b: b.offset)
     return total
-
-
-@dataclass
-class Arena:
-    """The bytes that plans share; grows to the largest plan."""
-
-    memory: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
-    _views: dict[tuple[int, Spec], np.ndarray[Any, Any]] = field(default_factory=dict)
-
-    def at_least(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """The arena's bytes, `nbytes` of them or more."""
-        if self.memory.nbytes < nbytes:
-            self.memory = np.empty(0, dtype=np.uint8)
-            self._views.clear()
-            raw = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
-            skip = -raw.ctypes.data % ALIGNMENT
-            self.memory = raw[skip : skip + nbytes]
-        return self.memory
-
-    def view(self, place: Place) -> np.ndarray[Any, Any]:
-        """The array at a place. Kept: the next run asks for the same ones, and making one takes as long as a kernel."""
-        key = place.offset, place.spec
-        found = self._views.get(key)
-        if found is None:
-            if len(self._views) >= _VIEWS_LIMIT:
-                self._views.clear()
-            flat = self.memory[place.offset : place.offset + place.spec.nbytes]
-            found = self._views[key] = flat.view(place.spec.dtype).reshape(place.spec.shape)
-        return found
-
-
-_VIEWS_LIMIT = 1 << 13

@@ -12,12 +12,19 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from fuel_parallel.backends import backend_of
+from fuel_parallel.backends.precision import matmul_precision
 from fuel_parallel.lazy.node import Attrs, Op, Spec
+from fuel_parallel.lazy.ops.creation import COPY
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.buckets import JOIN
 from fuel_parallel.runtime.calls import expand_calls
+from fuel_parallel.runtime.capture import Captures
 from fuel_parallel.runtime.graph import Graph
 from fuel_parallel.runtime.kernels import Kernel, kernel_of
+from fuel_parallel.runtime.lanes import HOST, Lanes, Way, lanes_of
 from fuel_parallel.runtime.memory import MemoryPlan, Place, plan_memory
 from fuel_parallel.runtime.passes.host import on_host_where_needed
 from fuel_parallel.runtime.passes.overlap import endings
@@ -56,25 +63,46 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps over slots. `outputs` are the slots of the graph's outputs, in its order."""
+    """Steps over slots. `outputs` are the slots of the graph's outputs, in its order.
+
+    `lanes` say which steps may run side by side; None where all run one after the other.
+    `in_tf32` says whether float32 products are in TF32, on the devices that have it: see `matmul_precision`.
+    """
 
     leaves: int
     constants: tuple[Any, ...]
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     memory: MemoryPlan
+    devices: tuple[str, ...] = ()
+    """Of the leaves and constants."""
+    lanes: Lanes | None = None
+    in_tf32: bool = False
+    captures: Captures | None = field(default=None, compare=False, repr=False)
+    """What has become of it on devices that capture graphs; None where no stretch of it can be captured, or several
+    threads run it."""
+
+    def device_of(self, slot: int) -> str:
+        """The device on which a slot's value lies."""
+        first = self.leaves + len(self.constants)
+        return self.steps[slot - first].spec.device if slot >= first else self.devices[slot]
 
     def __str__(self) -> str:
         counts = f"{self.leaves} leaves, {len(self.constants)} constants, {len(self.steps)} steps"
         lines = [f"plan: {counts}, {len(self.outputs)} outputs, arena of {self.memory.arena_bytes} bytes"]
+        if self.in_tf32:
+            lines[0] += ", float32 products in TF32"
         for step in self.steps:
             inputs = ", ".join(f"%{i}" for i in step.inputs)
-            lines.append(f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{_where(step)}{_remarks(step)}")
-        return "\n".join(lines)
+            lines.append(
+                f"  %{step.output} = {step.op.name}({inputs}) : {step.spec}{self._where(step)}{_remarks(step)}"
+            )
+        return "\n".join([*lines, *([] if self.captures is None else str(self.captures).splitlines())])
 
-
-def _where(step: Step) -> str:
-    return "" if step.spec.device == "cpu" else f" on {step.spec.device}"
+    def _where(self, step: Step) -> str:
+        if step.op is COPY:
+            return f" from {self.device_of(step.inputs[0])} to {step.spec.device}"
+        return "" if step.spec.device == "cpu" else f" on {step.spec.device}"
 
 
 def _remarks(step: Step) -> str:
@@ -134,11 +162,40 @@ def make_plan(graph: Graph, pass_names: tuple[str, ...] = ()) -> Plan:
                 kernel or op.kernel,
             )
         )
-    return Plan(len(graph.leaves), graph.constants, tuple(steps), graph.outputs, memory)
+    lanes = lanes_of(steps, specs[: graph.first], graph.outputs, way_of) if "overlap" in pass_names else None
+    in_tf32 = matmul_precision() == "high" and any(backend_of(d).has_tf32 for d in {spec.device for spec in specs})
+    devices = tuple(spec.device for spec in specs[: graph.first])
+    alone = lanes is None or len(lanes.threads) == 1
+    captures = Captures(steps, len(graph.leaves), graph.outputs, specs) if alone else None
+    return Plan(
+        len(graph.leaves),
+        graph.constants,
+        tuple(steps),
+        graph.outputs,
+        memory,
+        devices,
+        lanes,
+        in_tf32,
+        captures if captures is not None and captures.stretches else None,
+    )
+
+
+def way_of(device: str) -> Way:
+    """How the work of a device is done in a plan over several devices."""
+    if device == HOST:
+        return Way.HERE
+    backend = backend_of(device)
+    if backend.queues:
+        return Way.QUEUED
+    # Regions that numpy runs share their scratch.
+    return Way.HERE if backend.array_module is np else Way.THREAD
 
 
 class PlanCache:
-    """Plans by the structure of their graph and the passes that are on; the least recently used ones are dropped."""
+    """Plans by the structure of their graph, the passes that are on, and the precision of products.
+
+    The least recently used ones are dropped.
+    """
 
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = capacity
@@ -148,7 +205,7 @@ class PlanCache:
     def plan_for(self, graph: Graph) -> Plan:
         """The plan of an equal graph, made now if there is none."""
         names = passes.enabled()
-        key = (graph, names)
+        key = (graph, names, matmul_precision())
         plan = self._plans.get(key)
         if plan is None:
             plan = make_plan(graph, names)

@@ -19,9 +19,15 @@ def _region_kernel(xp: Any, arrays: Any, program: Program) -> tuple[Any, ...]:
     return tuple(outputs)
 
 
-def region_into(xp: Any, outputs: list[Any], arrays: Any, program: Program) -> None:
-    """Runs a region into given memory: as one generated kernel where there is one, on the CPU by blocks."""
-    if compiles(xp) and launch(xp, outputs, arrays, program):
+def region_into(xp: Any, outputs: list[Any], arrays: Any, program: Program, in_place: bool = False) -> None:
+    """Runs a region into given memory: as one generated kernel where there is one, on the CPU by blocks.
+
+    `in_place` says that outputs may lie where inputs lie, as the memory plan allows it.
+    """
+    if compiles(xp) and launch(xp, outputs, arrays, program, in_place):
+        return
+    if xp is np:
+        run_blocks(program, arrays, outputs)
         return
     flat = program.is_flat
     inputs = [_on_grid(xp, a, kind, program, flat) for a, (kind, _) in zip(arrays, program.inputs, strict=True)]
@@ -29,10 +35,7 @@ def region_into(xp: Any, outputs: list[Any], arrays: Any, program: Program) -> N
         _on_grid(xp, out, program.extent_of(register), program, flat)
         for out, (register, _) in zip(outputs, program.outputs, strict=True)
     ]
-    if xp is np:
-        run_blocks(program, inputs, results)
-    else:
-        _run_whole(xp, program, inputs, results)
+    _run_whole(xp, program, inputs, results)
 
 
 def _on_grid(xp: Any, array: Any, extent: Extent, program: Program, flat: bool) -> Any:

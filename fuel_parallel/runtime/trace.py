@@ -6,7 +6,7 @@ after a failure too, the notes become `PREFIX.rank-R.json`, or `PREFIX` itself w
 format, which Perfetto and chrome://tracing show and `fuelrun trace` sums up.
 
 Clocks: the time of an event is that of the rank's own clock plus its measured distance from rank 0's, see `comm.clock`.
-On a GPU a kernel's time is that of its launch.
+On a GPU a kernel's time is that of its launch. Each device besides the CPU has a track of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import atexit
 import json
 import os
 import socket
+import threading
 import time
 from array import array
 from bisect import bisect_right
@@ -31,6 +32,7 @@ from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.lazy.node import Node, describe_line
 from fuel_parallel.lazy.ops.contraction import MATMUL
 from fuel_parallel.runtime.buckets import JOIN
+from fuel_parallel.runtime.lanes import HOST
 from fuel_parallel.runtime.laps import Laps
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import ITEM, REGION
@@ -45,6 +47,7 @@ PHASES = ("graph", "plan", "run", "keep")
 
 _NAMES_SHOWN = 5
 _REALIZE, _KERNELS, _COLLECTIVES = 0, 1, 2
+_DEVICES = 500  # one for each besides the CPU
 _PIPELINE = 1000  # behind every track of collectives
 _TRACKS = {_REALIZE: "realize", _KERNELS: "kernels", _COLLECTIVES: "collectives"}
 Compute = Callable[[Step, Any, list[Any]], Any]
@@ -61,6 +64,9 @@ class Recorder:
         self.dropped = 0
         self.plans: list[Plan] = []
         self.pipelines: list[Laps] = []
+        self.threads: dict[str, array[int]] = {}
+        """The same, of the threads of devices that compute beside the one that realizes."""
+        self._lock = threading.Lock()
         self._bases: dict[int, int] = {}
         self._starts: list[int] = []
         self._described: dict[int, tuple[str, dict[str, Any]]] = {}
@@ -82,48 +88,44 @@ class Recorder:
         self._phase = (0, 0)
         self.phase("graph")
 
-    def timed(self, plan: Plan, computed: list[Node], compute: Compute) -> Compute:
-        """`compute` that notes when it ran."""
-        self._open.clear()
-        if len(self.events) >= 3 * MOST_EVENTS:
-            self.dropped += len(plan.steps)
+    def timed(self, plan: Plan, computed: list[Node], compute: Compute, thread: str = HOST) -> Compute:
+        """`compute` that notes when it ran, on one of the threads of a run, and of a step that is new what it is."""
+        events = self.events if thread == HOST else self._events_of(thread)
+        if thread == HOST:
+            self._open.clear()
+        if len(events) >= 3 * MOST_EVENTS:
+            if thread == HOST:
+                self.dropped += len(plan.steps)
             return compute
-        base = self._bases.get(id(plan))
-        note, now, opened = self.events.extend, time.perf_counter_ns, self._open
-        if base is None:
-            return self._first(plan, computed, compute)
+        base = self._base_of(plan)
+        note, now, opened, described = events.extend, time.perf_counter_ns, self._open, self._described
 
         def timed(step: Step, xp: Any, arguments: list[Any]) -> Any:
+            number = base + step.output
+            if number not in described:
+                described[number] = step_name(step), _facts_and_line(step, arguments, computed)
             began = now()
             result = compute(step, xp, arguments)
             if step.goes_on:
-                opened[step.output] = len(self.events)
-            note((base + step.output, began, now()))
+                opened[step.output] = len(events)
+            note((number, began, now()))
             return result
 
         return timed
 
-    def _first(self, plan: Plan, computed: list[Node], compute: Compute) -> Compute:
-        """For a plan's first run: notes as well what its steps are, with the script's lines."""
-        base = self._bases[id(plan)] = self._next
-        self._next += plan.leaves + len(plan.constants) + len(plan.steps)
-        self._starts.append(base)
-        self.plans.append(plan)
+    def _base_of(self, plan: Plan) -> int:
+        with self._lock:
+            base = self._bases.get(id(plan))
+            if base is None:
+                base = self._bases[id(plan)] = self._next
+                self._next += plan.leaves + len(plan.constants) + len(plan.steps)
+                self._starts.append(base)
+                self.plans.append(plan)
+            return base
 
-        def timed(step: Step, xp: Any, arguments: list[Any]) -> Any:
-            facts = step_facts(step, arguments)
-            line = computed[step.origin].line
-            if line is not None:
-                facts["line"] = describe_line(line)
-            self._described[base + step.output] = step_name(step), facts
-            began = time.perf_counter_ns()
-            result = compute(step, xp, arguments)
-            if step.goes_on:
-                self._open[step.output] = len(self.events)
-            self.events.extend((base + step.output, began, time.perf_counter_ns()))
-            return result
-
-        return timed
+    def _events_of(self, thread: str) -> array[int]:
+        with self._lock:
+            return self.threads.setdefault(thread, array("q"))
 
     def went_on(self, step: Step) -> None:
         """A step that had been started is over now. Noted where it began: that is its turn among the collectives."""
@@ -191,8 +193,10 @@ class Recorder:
         busy_until: list[int] = []  # each track of collectives: on one, Chrome's format cannot show two at a time
         ended = 0
         level = -1
-        for at in range(0, len(self.events), 3):
-            number, began, end = self.events[at : at + 3]
+        devices: list[str] = []  # those that have a track
+        threads = {HOST: self.events, **self.threads}
+        for thread, events, at in ((name, e, at) for name, e in threads.items() for at in range(0, len(e), 3)):
+            number, began, end = events[at : at + 3]
             times = f'"ts":{(began - first) / 1000:.3f},"dur":{(end - began) / 1000:.3f}'
             if number < 0:
                 name = PHASES[~number]
@@ -203,9 +207,16 @@ class Recorder:
                 yield f'{{"name":"{name}","cat":"{name}","ph":"X","pid":{rank},"tid":{_REALIZE},{times}}}'
                 continue
             title, text = texts[number]
-            comm = self._described[number][1].get("comm")
-            if comm is None:
+            facts = self._described[number][1]
+            comm = facts.get("comm")
+            device = facts.get("device", HOST) if thread == HOST else thread
+            if comm is None and device == HOST:
                 category, track = "kernel", _KERNELS
+            elif comm is None:
+                if device not in devices:
+                    devices.append(device)
+                    yield _track(rank, _DEVICES + len(devices) - 1, f"kernels on {device}")
+                category, track = "kernel", _DEVICES + devices.index(device)
             else:
                 lane = next((n for n, until in enumerate(busy_until) if until <= began), len(busy_until))
                 busy_until[lane : lane + 1] = [end]
@@ -216,6 +227,8 @@ class Recorder:
                 turns[comm] += 1
             where = f'"cat":"{category}","ph":"X","pid":{rank},"tid":{track}'
             yield f'{{"name":{title},{where},{times},"args":{{{text}}}}}'
+            if thread != HOST:
+                continue  # what lives is told by the thread that realizes
             plan = bisect_right(self._starts, number) - 1
             now = live[plan][number - self._starts[plan]]
             if now != level:
@@ -257,6 +270,8 @@ def step_name(step: Step) -> str:
 def step_facts(step: Step, arguments: list[Any]) -> dict[str, Any]:
     """What is worth knowing of a step besides its name; `comm` only for collectives."""
     facts: dict[str, Any] = {"result": repr(step.spec)}
+    if step.spec.device != HOST:
+        facts["device"] = step.spec.device
     if step.op is REGION:
         facts["ops"] = " ".join(operation.op.name for operation in step.attrs[0].operations)
         facts["result"] = ", ".join(repr(place.spec) for place in step.places) or facts["result"]
@@ -274,6 +289,11 @@ def step_facts(step: Step, arguments: list[Any]) -> dict[str, Any]:
         given = sum(a.nbytes for a in arguments if hasattr(a, "nbytes"))
         facts["bytes"] = given or step.spec.nbytes
     return facts
+
+
+def _facts_and_line(step: Step, arguments: list[Any], computed: list[Node]) -> dict[str, Any]:
+    line = computed[step.origin].line
+    return step_facts(step, arguments) | ({} if line is None else {"line": describe_line(line)})
 
 
 def live_bytes(plan: Plan) -> list[int]:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from gpt_on_devices import OnDevices
+from gpt_on_devices import OnDevices, train, windows
+from train_gpt import Config
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel.errors import ArgumentError, DeviceError, DTypeError, FuelError, ShapeError
 from fuel_parallel.partitioning import partition
-from fuel_parallel.runtime.graph import trace
-from fuel_parallel.runtime.plan import make_plan
 
 ROWS = np.arange(10.0).reshape(5, 2) - 3.3
-
-
-def hops(*results: ft.Tensor) -> list[tuple[str, str]]:
-    """Where each Copy step of a plan comes from and goes to."""
-    graph, leaves, _ = trace([t.node for t in results])
-    plan = make_plan(graph, ())
-    specs = [*(leaf.spec for leaf in leaves), *(step.spec for step in plan.steps)]
-    return [(specs[s.inputs[0]].device, s.spec.device) for s in plan.steps if s.op.name == "copy"]
 
 
 def shards_on(group: fp.DeviceGroup, *values: Any) -> list[ft.Tensor]:
@@ -85,21 +77,25 @@ def test_gradients_go_back_over_the_hops(group: fp.DeviceGroup) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("cpu", "opencl:0"), ("opencl:0", "cpu")])
-def test_with_the_host_at_one_end_a_hop_is_one_copy(opencl: str, first: str, second: str) -> None:
+def test_with_the_host_at_one_end_a_hop_is_one_copy(
+    opencl: str, first: str, second: str, hops: Callable[..., Any]
+) -> None:
     group = fp.DeviceGroup([first, second])
     shards = shards_on(group, ROWS, ROWS)
     assert hops(group.all_reduce(shards)) == [(second, first)]
     assert hops(*group.all_reduce(shards, to="all")) == [(second, first), (first, second)]
 
 
-def test_between_two_vendors_a_hop_goes_through_the_host(opencl: str, stand_in_device: str) -> None:
+def test_between_two_vendors_a_hop_goes_through_the_host(
+    opencl: str, stand_in_device: str, hops: Callable[..., Any]
+) -> None:
     group = fp.DeviceGroup([stand_in_device, opencl])
     shards = shards_on(group, ROWS, ROWS)
     there, back = [(opencl, "cpu"), ("cpu", stand_in_device)], [(stand_in_device, "cpu"), ("cpu", opencl)]
     assert hops(*group.all_reduce(shards, to="all")) == there + back
 
 
-def test_within_one_vendor_a_hop_is_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_within_one_vendor_a_hop_is_direct(monkeypatch: pytest.MonkeyPatch, hops: Callable[..., Any]) -> None:
     import stand_in
 
     memories = [stand_in.StandInMemory(f"plain:{n}") for n in range(2)]
@@ -141,6 +137,13 @@ def test_mistakes_are_named(make: Any, error: type[FuelError], text: str) -> Non
 
 
 def test_a_gpt_learns_the_same_on_any_devices(opencl: str) -> None:
-    alone = OnDevices(fp.DeviceGroup(["cpu"])).train(3)
-    mixed = OnDevices(fp.DeviceGroup(["cpu", opencl])).train(3)
-    assert mixed == pytest.approx(alone, rel=1e-10)
+    config = Config(vocabulary=12, dim=16, layers=1, heads=4, context=6, dtype="float64")
+    text = np.arange(60) * 7 % 12
+
+    def losses(group: fp.DeviceGroup) -> list[float]:
+        return train(OnDevices(config, group), windows(text, 6, 2, 3, 0), 0.5)
+
+    alone = losses(fp.DeviceGroup(["cpu"]))
+    for algorithm in ("auto", "parts"):
+        group = fp.DeviceGroup(["cpu", opencl], algorithm=algorithm)  # type: ignore[arg-type]
+        assert losses(group) == pytest.approx(alone, rel=1e-10)

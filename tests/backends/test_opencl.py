@@ -97,3 +97,89 @@ def test_operands_on_two_devices_are_both_named(opencl: str) -> None:
 def test_there_is_no_dlpack_capsule(opencl: str) -> None:
     with pytest.raises(DeviceError, match=r"x\.to\('cpu'\)"):
         ft.ones(2, device=opencl).__dlpack__()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    rows=st.integers(1, 12),
+    count=st.integers(0, 30),
+    inner=st.integers(1, 4),
+    outer=st.integers(1, 3),
+    dtype=st.sampled_from([np.float64, np.float32, np.float16, np.int64]),
+    seed=st.integers(0, 99),
+)
+def test_rows_are_added_in_the_order_of_their_indices(
+    opencl: str, rows: int, count: int, inner: int, outer: int, dtype: Any, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    index = rng.integers(-rows, rows, count)
+    g = rng.integers(-4, 5, (outer, count, inner)).astype(dtype)
+
+    def total(device: str) -> Any:
+        from fuel_parallel.lazy.node import OPS, apply
+
+        nodes = [ft.asarray(x).to(device).node for x in (g, index)]
+        return ft.Tensor(apply(OPS["index_add"], tuple(nodes), (outer, rows, inner), (1,)))
+
+    wanted = np.zeros((outer, rows, inner))
+    np.add.at(wanted, (slice(None), index), g)
+    found = total(opencl)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint16, np.bool_], ids=str)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_running_sums_and_products_agree(opencl: str, dtype: Any, axis: int) -> None:
+    x = random((2, 3, 5), np.float64).astype(dtype)
+    for function in (ft.cumulative_sum, ft.cumulative_prod):
+        here, there = function(ft.asarray(x), axis=axis), function(ft.asarray(x).to(opencl), axis=axis)
+        assert (there.dtype, there.device) == (here.dtype, opencl)
+        np.testing.assert_allclose(there.numpy().astype(np.float64), here.numpy().astype(np.float64), rtol=2e-3)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3)])
+def test_axes_without_elements(opencl: str, shape: tuple[int, ...]) -> None:
+    x = ft.zeros(shape, device=opencl)
+    assert ft.any(x, axis=1).tolist() == [False] * shape[0]
+    assert ft.prod(x, axis=1).tolist() == [1.0] * shape[0]
+    assert ft.cumulative_sum(x, axis=1).shape == shape
+    assert ft.tril(x).shape == shape
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    m=st.integers(1, 20),
+    k=st.integers(0, 20),
+    n=st.integers(1, 20),
+    lead=st.sampled_from([(), (2,), (3, 1)]),
+    turned=st.tuples(st.booleans(), st.booleans()),
+)
+def test_products_read_turned_operands_as_they_lie(
+    opencl: str, m: int, k: int, n: int, lead: tuple[int, ...], turned: tuple[bool, bool]
+) -> None:
+    shapes = [(*lead, m, k), (k, n)]
+    arrays = [random(shape, np.float64, seed) for seed, shape in enumerate(shapes)]
+
+    def there(x: Any, is_turned: bool) -> ft.Tensor:
+        return ft.asarray(np.swapaxes(x, -1, -2)).to(opencl).mT if is_turned else ft.asarray(x).to(opencl)
+
+    a, b = map(there, arrays, turned)
+    np.testing.assert_allclose((a @ b).numpy(), arrays[0] @ arrays[1], rtol=1e-12, atol=1e-12)
+    # The same operands for other readers, and once more for a product.
+    np.testing.assert_array_equal((a + 0).numpy(), arrays[0])
+    np.testing.assert_array_equal(b.numpy(), arrays[1])
+    np.testing.assert_array_equal(b.mT.numpy(), arrays[1].T)
+
+
+def test_a_turned_operand_of_a_product_is_not_copied(opencl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuel_parallel.backends import backend_of
+
+    x = ft.asarray(random((5, 3))).to(opencl).realize()
+    module = backend_of(opencl).array_module
+    monkeypatch.setattr(module, "copy", lambda *_: pytest.fail("copied"))
+    product = (x.mT @ x).realize()
+    monkeypatch.undo()
+    np.testing.assert_allclose(product.numpy(), x.numpy().T @ x.numpy())
+    turned = ft.permute_dims(x, (1, 0)).realize()
+    assert not turned.node.value.turned, "what leaves the plan holds its own elements"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stand_in
 
 from fuel_parallel.environment import without_launcher
 
@@ -51,6 +53,33 @@ def test_a_race_reports_the_peer_and_the_ratio() -> None:
     assert found["ours_over_peer_cpu"] > 0
     assert {"peer_ms", "peer_min_ms", "peer_max_ms", "peer_peak_bytes"} <= found.keys()
     assert set(found["versions"]) == {"ours", "gemm_floor", "peer"}
+
+
+def test_a_device_that_is_not_there_and_a_peer_that_knows_none_are_errors() -> None:
+    done = run("gpt_step.py", "--device", "cuda:99", *TINY)
+    assert done.returncode == 2
+    assert "--device: " in done.stderr
+    done = run("gpt_step.py", "--device", "cuda:0", "--peer", "jax", *TINY)
+    assert done.returncode == 2
+    assert "--peer jax runs on the CPU only; with --device it is one of torch, torch-compile, traced" in done.stderr
+
+
+def test_the_gpt_step_and_its_limit_run_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    gpt, model, limits = (importlib.import_module(name) for name in ("gpt", "gpt_model", "limits"))
+    config = gpt.Config(dim=16, layers=1, heads=2, context=8, batch=2, vocabulary=32)
+
+    def losses() -> list[float]:
+        step = model.build(config, gpt.initial_weights(config), 0, 1)
+        return [step(*gpt.batch(config, number, 0)) for number in range(3)]
+
+    here = losses()
+    with stand_in.installed(stand_in.StandInMemory("plain:0")) as memory:
+        monkeypatch.setenv("BENCHMARK_DEVICE", memory.device)
+        assert losses() == pytest.approx(here, abs=1e-5)
+        waits = stand_in.DEFAULT.waits
+        assert limits.build(config, {}, 0, 1)(None, None) == 0
+        assert stand_in.DEFAULT.waits > waits
 
 
 def test_a_peer_that_is_not_there_is_an_error() -> None:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import fuel_parallel as fp
 from fuelrun.launch import find
 
 
@@ -17,6 +18,8 @@ def test_all_is_well_here(fuelrun) -> None:
         "mpi4py",
         "belongs to the library",
         "MPI on device memory",
+        "device cpu NumPy",
+        "matmul precision highest: float32 products in float32",
         "transport of GPU arrays",
         "summed and ended",
         "All is well",
@@ -25,22 +28,29 @@ def test_all_is_well_here(fuelrun) -> None:
 
 
 def test_json_can_be_read_by_programs(fuelrun) -> None:
-    report = json.loads(fuelrun.run("doctor", "--json", "--no-launch").stdout)
+    report = json.loads(fuelrun.run("doctor", "--json", "--no-launch", FUEL_MATMUL_PRECISION="high").stdout)
     values = {finding["name"]: finding["value"] for finding in report["findings"]}
     assert report["ok"] is True
     assert str(find.library().path) in values["MPI library"]
     assert values["MPI on device memory"].startswith(("yes", "no (", "unknown ("))
+    listed = {name.removeprefix("device "): value for name, value in values.items() if name.startswith("device ")}
+    assert listed == dict(fp.devices().rows())
+    assert {"cpu", "cuda", "rocm"} <= {name.partition(":")[0] for name in listed}
+    assert values["matmul precision"].startswith("high, from FUEL_MATMUL_PRECISION: float32 products in TF32")
 
 
-def test_the_transport_of_gpu_arrays_is_told_with_its_reason(fuelrun) -> None:
-    def finding(**environ):
+def test_the_transport_of_gpu_arrays_is_told_with_its_reason_and_wrong_settings_are_wrong(fuelrun) -> None:
+    def findings(**environ):
         report = json.loads(fuelrun.run("doctor", "--json", "--no-launch", **environ).stdout)
-        return next(finding for finding in report["findings"] if finding["name"] == "transport of GPU arrays")
+        return {finding["name"]: finding for finding in report["findings"]}
 
-    known = finding()
+    known = findings()["transport of GPU arrays"]
     assert known["ok"] is True
     assert known["value"].startswith(("nccl: ", "mpi: ", "staged: ", "none needed: no GPU is seen here"))
-    wrong = finding(FUEL_TRANSPORT="gdrcopy")
+    found = findings(FUEL_TRANSPORT="gdrcopy", FUEL_MATMUL_PRECISION="tf32")
+    assert found["matmul precision"]["ok"] is False
+    assert "expected one of highest, high" in found["matmul precision"]["remedy"]
+    wrong = found["transport of GPU arrays"]
     assert wrong["ok"] is False
     assert "FUEL_TRANSPORT='gdrcopy'" in wrong["remedy"]
     assert "expected one of auto, nccl, mpi, staged" in wrong["remedy"]

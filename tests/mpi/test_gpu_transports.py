@@ -1,4 +1,4 @@
-"""The transports on a real GPU; skipped where CuPy sees none."""
+"""The transports on a real GPU; skipped where CuPy sees none. On one rank NCCL can be used however many GPUs there are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ N, RANK = world.world_size, world.rank
 GPUS = [name for name in available_devices() if name.startswith(("cuda", "rocm"))]
 DEVICE = GPUS[RANK % len(GPUS)] if GPUS else ""
 pytestmark = [
-    pytest.mark.mpi(min_size=2),
     pytest.mark.gpu,
     pytest.mark.skipif(not GPUS, reason="CuPy sees no CUDA or ROCm device"),
 ]
@@ -36,6 +35,7 @@ def comm(request, monkeypatch):
     return made
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int16, np.float16, np.complex64, np.bool_])
 @pytest.mark.parametrize("size", [0, 3, 1000, 3_000_001])
 def test_collectives_are_those_of_host_arrays(comm, dtype, size):
@@ -54,6 +54,7 @@ def test_collectives_are_those_of_host_arrays(comm, dtype, size):
         np.testing.assert_array_equal(result.numpy(), expected.numpy())
 
 
+@pytest.mark.mpi
 def test_what_kernels_have_queued_is_waited_for_and_all_ranks_get_the_same_bits(comm):
     x = ft.asarray(np.random.default_rng(RANK).normal(size=1 << 22).astype(np.float32), device=DEVICE)
     y = x
@@ -67,6 +68,7 @@ def test_what_kernels_have_queued_is_waited_for_and_all_ranks_get_the_same_bits(
     np.testing.assert_allclose(total.numpy(), sum(MPI.COMM_WORLD.allgather(y.numpy())), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_messages_with_tags(comm):
     x = ft.asarray(np.arange(100_000.0) + RANK, device=DEVICE)
     comm.send(x, (RANK + 1) % N, tag=5)

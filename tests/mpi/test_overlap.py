@@ -34,7 +34,7 @@ def comm(request, monkeypatch):
     made.all_reduce(ft.ones((LARGE,))).numpy()  # now it knows how its ranks lie
     yield made
     shared_reduction.settle()
-    assert not shared_reduction._announced
+    assert not shared_reduction.announced
 
 
 def grown(monkeypatch):

@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import stand_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fuel_parallel.lazy as ft
+from fuel_parallel import backends
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.graph import trace
-from fuel_parallel.runtime.plan import Plan, make_plan
+from fuel_parallel.runtime.plan import Plan, make_plan, plans
 
 UNARY = [
     ft.exp,
@@ -109,3 +111,35 @@ def test_a_plan_can_be_read() -> None:
     assert text.startswith("plan: 1 leaves, 0 constants, 2 steps, 1 outputs")
     assert "%1 = exp(%0) : float64[4, 4]" in text
     assert "%2 = matmul(%1, %0) : float64[4, 4]   lets go of " in text
+
+
+def test_constants_cross_to_a_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(passes.VARIABLE, raising=False)
+    with stand_in.installed(stand_in.StandInMemory("plain:0")):
+        x = ft.asarray(np.arange(6.0)).to("plain:0").realize()
+
+        def step() -> ft.Tensor:
+            return ft.tanh(x * 3.0) + ft.arange(6.0, device="plain:0") * 2.0
+
+        wanted = np.tanh(np.arange(6.0) * 3) + np.arange(6.0) * 2
+        plan = plans.plan_for(trace([step().node])[0])
+        assert not any(s.op.name == "copy" for s in plan.steps)
+        assert {plan.device_of(slot) for slot in range(plan.leaves, plan.leaves + len(plan.constants))} == {"plain:0"}
+        assert not any(s.op.name == "multiply" and s.spec.shape == () for s in plan.steps)
+        np.testing.assert_allclose(step().numpy(), wanted)
+        came = []
+        new = stand_in.ArrayModule.new
+        monkeypatch.setattr(
+            backends._found["plain:0"], "from_host", lambda a: came.append(a.shape) or new(x.node.value.module, a)
+        )
+        for _ in range(2):
+            np.testing.assert_allclose(step().numpy(), wanted)
+        assert came == [], "they stay where the plan has put them"
+
+
+def test_what_depends_on_constants_of_a_device_is_folded() -> None:
+    with stand_in.installed(stand_in.StandInMemory("plain:0")):
+        x = ft.asarray(np.ones((4, 4))).to("plain:0").realize()
+        mask = ft.tril(ft.ones((4, 4), dtype=ft.float64, device="plain:0"))
+        plan = make_plan(trace([(x + mask).node])[0], ("fold",))
+        assert [s.op.name for s in plan.steps] == ["add"]

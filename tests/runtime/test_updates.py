@@ -148,7 +148,7 @@ def test_a_write_on_another_device_is_in_place_too(monkeypatch: pytest.MonkeyPat
     from fuel_parallel.backends.numpy_backend import NumpyBackend
 
     monkeypatch.setitem(backends._found, "other:0", NumpyBackend())
-    x = own(ft.to_device(ft.zeros((2, 3)), "other:0"))
+    x = own(ft.to_device(ft.asarray(np.zeros((2, 3), np.float32)), "other:0"))
     before = address(x)
     x.assign(ft.write_pages(x, ft.ones(1, device="other:0"), ft.asarray([4])))
     fp.realize(x)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.errors import DeviceError, DTypeError, ShapeError
+from fuel_parallel.errors import DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import ZERO, Node, Op, Shape, Spec, apply, define
@@ -75,7 +75,6 @@ def binary(
     def infer(a: Spec, b: Spec) -> Spec:
         if a.dtype not in domain:
             elementwise.check_domain(name, a.dtype, domain)
-        check_same_device(name, a, b)
         return Spec(broadcast_shapes(name, a.shape, b.shape), result or a.dtype, a.device)
 
     if vjp:
@@ -93,14 +92,6 @@ def binary(
     function.__name__ = function.__qualname__ = name
     function.__doc__ = summary
     return function
-
-
-def check_same_device(function: str, *specs: Spec) -> None:
-    """Raises the user's error when operands live on different devices."""
-    devices = {spec.device for spec in specs}
-    if len(devices) > 1:
-        named = " and ".join(sorted(devices))
-        raise DeviceError(f"{function}: operands are on {named}; move them to one device with x.to_device(...)")
 
 
 # Arithmetic.
@@ -135,7 +126,9 @@ def _floor_divide(xp: Any, a: Any, b: Any) -> Any:
     if result.dtype.kind != "f":
         return result
     infinite = xp.isinf(a) | xp.isinf(b)
-    return xp.where(infinite, xp.floor(xp.divide(a, b)), result) if infinite.any() else result
+    if xp is np and not infinite.any():  # elsewhere a question to the device, for which the host would wait
+        return result
+    return xp.where(infinite, xp.floor(xp.divide(a, b)), result)
 
 
 floor_divide = binary("floor_divide", REAL, _floor_divide, ZERO, "The floor of a / b.")
@@ -228,7 +221,6 @@ bitwise_right_shift = binary("bitwise_right_shift", INTEGRAL, ufunc("right_shift
 def _infer_where(condition: Spec, a: Spec, b: Spec) -> Spec:
     if condition.dtype != dtypes.bool_:
         raise DTypeError(f"where: the condition must be bool, but its dtype is {condition.dtype.name}; compare first")
-    check_same_device("where", condition, a, b)
     return Spec(broadcast_shapes("where", condition.shape, a.shape, b.shape), a.dtype, a.device)
 
 

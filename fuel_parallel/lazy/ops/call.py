@@ -102,6 +102,7 @@ CALL = define(
         _no_kernel,
         vjp=_vjp,
         variadic=True,
+        on_host=None,
         attr_names=("function", "result"),
         shapes="those of the function",
     )

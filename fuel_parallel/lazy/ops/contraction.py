@@ -10,13 +10,12 @@ from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Spec, apply, define
 from fuel_parallel.lazy.ops import binary, creation, elementwise, indexing, manipulation, reductions
-from fuel_parallel.lazy.ops.elementwise import NUMERIC, in_float32
+from fuel_parallel.lazy.ops.elementwise import NUMERIC, product_in_float32
 from fuel_parallel.lazy.tensor import Tensor
 
 
 def _infer_matmul(a: Spec, b: Spec) -> Spec:
     elementwise.check_domain("matmul", a.dtype, NUMERIC)
-    binary.check_same_device("matmul", a, b)
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise ShapeError(
             f"matmul: shapes {a.shape} and {b.shape} do not fit: the last extent of the first must equal the "
@@ -60,7 +59,7 @@ MATMUL = define(
     Op(
         "matmul",
         _infer_matmul,
-        in_float32(_matmul_kernel),
+        product_in_float32(_matmul_kernel),
         (_matmul_vjp_left, _matmul_vjp_right),
         into=_matmul_into,
         aliases=False,

@@ -53,6 +53,17 @@ def in_float32(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def product_in_float32(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`in_float32` for a product of matrices, but where the array module does that itself, without a copy."""
+    widened = in_float32(kernel)
+
+    def run(xp: Any, *arguments: Any) -> Any:
+        as_they_are = arguments[0].dtype.itemsize == 2 and getattr(xp, "sums_halves_in_float32", False)
+        return kernel(xp, *arguments) if as_they_are else widened(xp, *arguments)
+
+    return run
+
+
 def unary(
     name: str,
     domain: Domain,

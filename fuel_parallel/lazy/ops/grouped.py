@@ -8,8 +8,8 @@ from typing import Any
 from fuel_parallel.errors import DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Spec, apply, define
-from fuel_parallel.lazy.ops import binary, creation, elementwise
-from fuel_parallel.lazy.ops.elementwise import in_float32
+from fuel_parallel.lazy.ops import creation, elementwise
+from fuel_parallel.lazy.ops.elementwise import product_in_float32
 from fuel_parallel.lazy.tensor import Tensor
 
 
@@ -49,7 +49,6 @@ def _check_ends(ends: Spec) -> None:
 def _infer_matmul(x: Spec, matrices: Spec, ends: Spec) -> Spec:
     _check_ends(ends)
     elementwise.check_domain("grouped_matmul", x.dtype, dtypes.FLOATING)
-    binary.check_same_device("grouped_matmul", x, matrices, ends)
     if len(x.shape) != 2 or matrices.shape != (ends.shape[0], x.shape[1], *matrices.shape[2:]):
         raise ShapeError(
             "grouped_matmul: expected x [rows, in], matrices [groups, in, out] and ends [groups]; got "
@@ -81,7 +80,7 @@ GROUPED_MATMUL = define(
     Op(
         "grouped_matmul",
         _infer_matmul,
-        in_float32(_matmul_kernel),
+        product_in_float32(_matmul_kernel),
         (
             lambda g, y, x, matrices, ends: grouped_matmul(g, matrices.mT, ends),
             lambda g, y, x, matrices, ends: _grouped_outer(x, g, ends),
@@ -96,7 +95,7 @@ GROUPED_OUTER = define(
     Op(
         "grouped_outer",
         _infer_outer,
-        in_float32(_outer_kernel),
+        product_in_float32(_outer_kernel),
         (
             lambda h, y, x, g, ends: grouped_matmul(g, h.mT, ends),
             lambda h, y, x, g, ends: grouped_matmul(x, h, ends),

@@ -155,7 +155,6 @@ def squeeze(x: Tensor, /, axis: int | tuple[int, ...]) -> Tensor:
 
 
 def _infer_concat(xs: tuple[Spec, ...], axis: int) -> Spec:
-    binary.check_same_device("concat", *xs)
     first = xs[0].shape
     for x in xs[1:]:
         if len(x.shape) != len(first) or any(

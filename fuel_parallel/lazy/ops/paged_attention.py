@@ -6,14 +6,15 @@ other, those of one sequence at the end of its context. What says where things l
 stays in host memory on every device, since the host makes it.
 
 Keys are taken in blocks of pages that fit a core's cache, where they are copied together and cast; pages that follow
-each other in memory are used where they are. The softmax is kept online, as in `attention`.
+each other in memory are used where they are. The softmax is kept online, as in `attention`. On a GPU this is one kernel
+in C.
 """
 
 from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from fuel_parallel.errors import DTypeError, IndexingError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Spec, apply, by_copy, define
-from fuel_parallel.lazy.ops import binary, elementwise
+from fuel_parallel.lazy.ops import elementwise
 from fuel_parallel.lazy.tensor import Tensor
 
 KEY_ELEMENTS = 1 << 18
@@ -97,7 +98,6 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor, /) -> Tensor:
 
 def _infer_write(pages: Spec, new: Spec, slots: Spec) -> Spec:
     _check_integers("write_pages", slots=slots)
-    binary.check_same_device("write_pages", pages, new)
     if len(pages.shape) < 2 or len(slots.shape) != 1 or new.shape != (*slots.shape, *pages.shape[2:]):
         raise ShapeError(
             "write_pages: expected pages [pages, page size, ...], new tokens [tokens, ...] and slots [tokens]; got "
@@ -155,6 +155,7 @@ WRITE_PAGES = define(
         by_copy(_write),
         update=_write,
         aliases=False,
+        on_host=(2,),
         shapes="[pages, page size, ...], [tokens, ...], [tokens] -> that of the pages",
     )
 )
@@ -165,6 +166,7 @@ COPY_PAGES = define(
         by_copy(_copy),
         update=_copy,
         aliases=False,
+        on_host=(1, 2),
         shapes="[pages, ...], [copies], [copies] -> that of the pages",
     )
 )
@@ -176,7 +178,6 @@ COPY_PAGES = define(
 def _infer_attention(inputs: tuple[Spec, ...], scale: float, groups: tuple[int, ...] | None) -> Spec:
     query, keys, values, page_table, lengths, starts, *scales = inputs
     _check_integers("paged_attention", page_table=page_table, lengths=lengths, starts=starts)
-    binary.check_same_device("paged_attention", query, keys, values, *scales)
     elementwise.check_domain("paged_attention", query.dtype, dtypes.FLOATING)
     if len(query.shape) != 3 or len(keys.shape) != 4 or keys.shape != values.shape or query.shape[2] != keys.shape[3]:
         raise ShapeError(
@@ -216,28 +217,39 @@ def _attention_into(xp: Any, out: Any, inputs: Any, scale: float, groups: tuple[
     key_scales, value_scales = scales or (None, None)
     places = None if groups is None else xp.asarray(_places(groups))
     width = keys.shape[2] * (query.shape[1] // keys.shape[2] if groups is None else max(groups))
-    starts, page = starts.tolist(), keys.shape[1]
-    for s, length in enumerate(lengths.tolist()):
-        rows = slice(starts[s], starts[s + 1])
-        count = rows.stop - rows.start
-        if count <= 0:
-            continue
-        pages = page_table[s, : -(-length // page)]
-        if count > length or len(pages) * page < length:
-            raise ShapeError(
-                f"paged_attention: sequence {s} has {count} query tokens, {length} tokens, and pages for "
-                f"{len(pages) * page}"
-            )
-        _check_below("page", int(pages.max()), keys.shape[0])
+    for _, rows, length, pages in sequences_of(page_table, lengths, starts, keys.shape[1], keys.shape[0]):
         heads = query[rows].astype(wide) * wide.type(scale)
         if places is not None:
-            spread = xp.zeros((count, width, query.shape[2]), dtype=wide)
+            spread = xp.zeros((len(heads), width, query.shape[2]), dtype=wide)
             spread[:, places] = heads
             heads = spread
         seen, content = _Blocks(xp, keys, key_scales, pages, wide), _Blocks(xp, values, value_scales, pages, wide)
         result = _attend(xp, heads, seen, content, length)
         out[rows] = result if places is None else result[:, places]
-    out[starts[-1] :] = 0
+    out[int(starts[-1]) :] = 0
+
+
+def sequences_of(
+    page_table: Any, lengths: Any, starts: Any, page: int, count: int
+) -> Iterator[tuple[int, slice, int, Any]]:
+    """The sequences that have query tokens: number, rows of these, length, pages. Raises the user's errors.
+
+    There are `count` pages of `page` tokens.
+    """
+    firsts = starts.tolist()
+    for s, length in enumerate(lengths.tolist()):
+        rows = slice(firsts[s], firsts[s + 1])
+        tokens = rows.stop - rows.start
+        if tokens <= 0:
+            continue
+        pages = page_table[s, : -(-length // page)]
+        if tokens > length or len(pages) * page < length:
+            raise ShapeError(
+                f"paged_attention: sequence {s} has {tokens} query tokens, {length} tokens, and pages for "
+                f"{len(pages) * page}"
+            )
+        _check_below("page", int(pages.max()), count)
+        yield s, rows, length, pages
 
 
 def _places(groups: tuple[int, ...]) -> list[int]:
@@ -322,6 +334,7 @@ PAGED_ATTENTION = define(
         _infer_attention,
         _attention_kernel,
         variadic=True,
+        on_host=(3, 4, 5),
         into=_attention_into,
         aliases=False,
         attr_names=("scale", "groups"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from fuel_parallel.runtime.codegen.expressions import has_place
 from fuel_parallel.runtime.codegen.lowering import Accumulation, Body, Element, Load, Pick, RowReduction
 from fuel_parallel.runtime.program import Extent
 
@@ -77,8 +78,7 @@ def arrange(body: Body, limits: Limits) -> Arrangement:
     )  # fmt: skip
     if not by_rows:
         whole = all(v.extent in (Extent.FULL, Extent.SCALAR, Extent.TOTAL) for v in values)
-        at_index = any(isinstance(v, Element) and v.name == "at_index" for v in values)
-        needs = not whole or at_index
+        needs = not whole or any(isinstance(v, Element) and has_place(v.name) for v in values)
         return Arrangement(False, needs, limits.threads, 1, 1, 1, (), frozenset(), False, most_blocks)
 
     short = min(_power_of_two(columns), 32)

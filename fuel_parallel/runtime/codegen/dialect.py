@@ -7,7 +7,7 @@ header.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fuel_parallel.lazy.dtypes import DType
 _MATH = (
     *("sqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "erf", "pow", "fmod", "hypot", "copysign", "nextafter"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
-    *("fabs", "floor", "ceil", "trunc", "rint"),
+    *("fabs", "floor", "ceil", "trunc", "rint", "fma"),
 )
 
 
@@ -32,13 +32,14 @@ class Dialect:
 
     `shuffle` sets `y` to the `x` of the thread whose number differs in the bit `mask`, one of 32 neighbours; all
     threads of a block come to it. Where threads cannot read each other's registers, it goes through the shared array
-    `exchange`, which kernels declare and hand to functions.
+    `exchange`, which kernels declare and hand to functions. `shared_bytes` are what every device has for a block.
     """
 
     kernel: str
     launch_bounds: str
     function: str
     shared: str
+    shared_bytes: int
     const_pointer: str
     pointer: str
     thread: str
@@ -57,7 +58,9 @@ class Dialect:
     halves: str
 
     def literal(self, value: float, dtype: DType) -> str:
-        """A constant of a floating dtype, exact: hexadecimal, or by its bits where it is not finite."""
+        """A constant, exact: a float in hexadecimal, or by its bits where it is not finite."""
+        if dtypes.kind(dtype) == "integral":
+            return f"(({self.types[dtype]}){int(value)})"
         rounded = float(np.float32(value)) if dtype != dtypes.float64 else float(value)
         if np.isfinite(rounded):
             return rounded.hex() + ("" if dtype == dtypes.float64 else "f")
@@ -133,6 +136,7 @@ CUDA = Dialect(
     launch_bounds="__launch_bounds__({threads})",
     function="static __device__ inline",
     shared="__shared__",
+    shared_bytes=48 << 10,
     const_pointer="const {type}* __restrict__",
     pointer="{type}* __restrict__",
     thread="threadIdx.x",
@@ -163,11 +167,15 @@ static __device__ inline unsigned bits_from_float(float x) { return __float_as_u
 )
 """CUDA C, and HIP by way of CuPy."""
 
+CUDA_IN_PLACE = replace(CUDA, const_pointer="const {type}*", pointer="{type}*")
+"""For outputs that are written over inputs: nothing may be assumed of pointers."""
+
 OPENCL = Dialect(
     kernel="__kernel",
     launch_bounds="__attribute__((reqd_work_group_size({threads}, 1, 1))) void",
     function="static",
     shared="__local",
+    shared_bytes=32 << 10,
     const_pointer="__global const {type}* restrict",
     pointer="__global {type}* restrict",
     thread="get_local_id(0)",

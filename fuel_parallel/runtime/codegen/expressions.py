@@ -5,9 +5,9 @@ a divisor of 0), maximum and minimum hand NaN on, halves round to even. 16-bit f
 after each operation, as the array modules do, so that an overflow to infinity is seen by what reads it.
 
 In a template `$0`, `$1`, `$2` are the operands, which are names, so they need no parentheses. `$T` is the C type in
-which the operand is computed, `$U` an unsigned type in which its sums and products wrap, `$bits` its width. Other
-names are math functions of the dialect, `CONSTANTS`, or `FUNCTIONS`, for the operand's dtype. The operand that
-decides is the last one.
+which the operand is computed, `$U` an unsigned type in which its sums and products wrap, `$bits` its width; `$row` and
+`$column` are the element's place in a grid of `$columns`. Other names are math functions of the dialect, `CONSTANTS`,
+or `FUNCTIONS`, for the operand's dtype. The operand that decides is the last one, or the one that the expression names.
 """
 
 from __future__ import annotations
@@ -30,17 +30,24 @@ class Unsupported(Exception):
 class Expression:
     """Templates of one operation by kind of operand; one that is missing is not expressed.
 
-    `exact` says that a 16-bit result needs no rounding, for it has no more bits than the operands.
+    `exact` says that a 16-bit result needs no rounding, for it has no more bits than the operands. `decides` is the
+    operand whose dtype picks the template.
     """
 
     floating: str = ""
     integral: str = ""
     boolean: str = ""
     exact: bool = False
+    decides: int = -1
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it depends on where the element is in the grid."""
+        return "$column" in self.floating or "$row" in self.floating
 
 
-def _same(template: str, exact: bool = True) -> Expression:
-    return Expression(template, template, template, exact)
+def _same(template: str, decides: int = -1) -> Expression:
+    return Expression(template, template, template, True, decides)
 
 
 def _function(name: str, exact: bool = False) -> Expression:
@@ -119,7 +126,12 @@ EXPRESSIONS: dict[str, Expression] = {
     "bitwise_right_shift": Expression("", "($U)$1 < $bits ? ($T)($0 >> $1) : ($T)($0 < 0 ? -1 : 0)"),
     "where": _same("$0 ? $1 : $2"),
     # The rest serve the lowering of operations on rows.
-    "at_index": _same("($1 < 0 ? $1 + $columns : $1) == $column ? $0 : 0"),
+    "at_index": _same("($1 < 0 ? $1 + $columns : $1) == $column ? $0 : 0", decides=0),
+    # The column of an element that is the row's extreme, or NaN, as then the extreme is; else one past the last.
+    "extreme_at": _same("$0 == $1 || $0 != $0 ? $column : $columns"),
+    # In matrices of $1 rows, what is not above, or not below, the diagonal $2.
+    "lower": _same("$column <= $row % $1 + $2 ? $0 : ($T)0", decides=0),
+    "upper": _same("$column >= $row % $1 + $2 ? $0 : ($T)0", decides=0),
 }
 """`real` and `imag` of complex numbers, like everything else of them, are not expressed: such regions are declined."""
 
@@ -189,9 +201,8 @@ class Vocabulary:
         """The C expression of an operation, or `Unsupported`."""
         if name == "astype":
             return self._cast(operands[0], operand_dtypes[0], result)
-        # An index is not what decides.
-        decides = operand_dtypes[0] if name == "at_index" else operand_dtypes[-1]
         expression = EXPRESSIONS.get(name)
+        decides = operand_dtypes[-1 if expression is None else expression.decides]
         template = "" if expression is None else _template(expression, decides)
         if expression is None or not template:
             raise Unsupported(f"{name} of {decides.name} has no C expression")
@@ -209,8 +220,8 @@ class Vocabulary:
             key = found[1]
             if key.isdigit():
                 return operands[int(key)]
-            if key in ("column", "columns"):
-                return {"column": "column", "columns": "COLUMNS"}[key]
+            if key in ("row", "column", "columns"):
+                return "COLUMNS" if key == "columns" else key
             if key == "T":
                 return self.dialect.types[dtype]
             if key == "U":
@@ -252,6 +263,12 @@ def _template(expression: Expression, dtype: DType) -> str:
         "real floating": expression.floating,
         "complex floating": "",
     }[dtypes.kind(dtype)]
+
+
+def has_place(name: str) -> bool:
+    """Whether the value of an operation depends on where the element is in the grid."""
+    expression = EXPRESSIONS.get(name)
+    return expression is not None and expression.has_place
 
 
 def is_expressed(name: str) -> bool:

@@ -18,6 +18,7 @@ The number of rows is an argument, so that regions that differ in nothing else s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fuel_parallel.lazy import dtypes
@@ -49,6 +50,10 @@ class Kernel:
     `workspaces` (dtype, whether it has a row of columns for each partial result), and the number of rows. The second
     one, which is there if `workspaces` are, takes the workspaces, the outputs numbered `summed`, the number of blocks
     of the first, and the number of partial rows.
+
+    `replaceable` are pairs (output, input register) of which the output may lie right where the input lies, if pointers
+    are not declared to be the only ones: no thread reads an element of that input after another, or it itself, may have
+    written it.
     """
 
     source: str
@@ -58,6 +63,7 @@ class Kernel:
     summed: tuple[int, ...]
     workspaces: tuple[tuple[DType, bool], ...]
     wide_positions: bool
+    replaceable: frozenset[tuple[int, int]]
 
     def blocks(self, rows: int) -> int:
         """Blocks of the first kernel."""
@@ -109,7 +115,18 @@ class _KernelWriter(SumWriter):
                 for n in self.accumulations
             ),
             wide_positions=self.wide,
+            replaceable=frozenset(self._replaceable()),
         )
+
+    def _replaceable(self) -> Iterator[tuple[int, int]]:
+        """Outputs of the whole grid that are written, element by element, in the last pass that reads the input."""
+        reads = {v.register: n for n, v in enumerate(self.values) if isinstance(v, Load) and v.extent is Extent.FULL}
+        for output, written in self.direct:
+            value = self.values[written]
+            for register, n in reads.items():
+                last = max((level for level, one in enumerate(self.at.passes) if n in one), default=0)
+                if value.extent is Extent.FULL and value.level >= last:
+                    yield output, register
 
     # The first kernel.
 

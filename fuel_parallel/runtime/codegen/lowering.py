@@ -51,7 +51,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class RowReduction:
-    """All elements of a row combined by an operation (`add`, `maximum`, `minimum`): one value a row."""
+    """All elements of a row combined by an operation (`add`, `multiply`, `maximum`, `minimum`): one value a row."""
 
     name: str
     inputs: tuple[int, ...]
@@ -184,6 +184,28 @@ def _row_reduction(name: str) -> Lowering:
     return rule
 
 
+def _position(name: str) -> Lowering:
+    """The first column of a row's extreme."""
+
+    def rule(body: Body, inputs: tuple[int, ...], operation: Operation) -> int:
+        (x,) = inputs
+        extreme = body.reduce_rows(name, x, body.values[x].dtype)
+        at = body.element("extreme_at", (x, extreme), operation.dtype, Extent.FULL)
+        return body.reduce_rows("minimum", at, operation.dtype)
+
+    return rule
+
+
+def _triangle(name: str) -> Lowering:
+    """Attributes are the diagonal and how many rows a matrix has."""
+
+    def rule(body: Body, inputs: tuple[int, ...], operation: Operation) -> int:
+        diagonal, rows = (body.constant(number, dtypes.int64) for number in operation.attrs)
+        return body.element(name, (*inputs, rows, diagonal), operation.dtype, Extent.FULL)
+
+    return rule
+
+
 def _mean(body: Body, inputs: tuple[int, ...], operation: Operation) -> int:
     return _mean_of(body, inputs[0], operation.dtype)
 
@@ -259,6 +281,13 @@ LOWERINGS: dict[str, Lowering] = {
     "sum": _row_reduction("add"),
     "max": _row_reduction("maximum"),
     "min": _row_reduction("minimum"),
+    "prod": _row_reduction("multiply"),
+    "any": _row_reduction("maximum"),
+    "all": _row_reduction("minimum"),
+    "argmax": _position("maximum"),
+    "argmin": _position("minimum"),
+    "tril": _triangle("lower"),
+    "triu": _triangle("upper"),
     "mean": _mean,
     "row_dot": _row_dot,
     "softmax": _softmax,

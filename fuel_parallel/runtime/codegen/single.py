@@ -60,8 +60,13 @@ def generated(op: Op, inputs: tuple[Spec, ...], attrs: Attrs, spec: Spec, dialec
 def _single(op: Op, inputs: tuple[Spec, ...], attrs: Attrs, spec: Spec) -> Single | None:
     if op.elementwise and is_expressed(op.name):
         return _elementwise(op, inputs, attrs, spec)
-    if op.name in ("sum", "mean", "max", "min"):
-        return _reduction(op, inputs[0], attrs, spec)
+    if op.name in ("sum", "mean", "max", "min", "prod", "any", "all"):
+        return _reduction(op, inputs[0], attrs[0], spec)
+    if op.name in ("argmax", "argmin"):
+        return _reduction(op, inputs[0], attrs[:1], spec)
+    if op.name in ("tril", "triu"):
+        shape = spec.shape
+        return _on_rows(op, inputs, (*attrs, shape[-2]), shape, (Extent.FULL,), Extent.FULL, spec)
     if op.name in ("softmax", "log_softmax"):
         return _along_axis(op, inputs[0], attrs, spec)
     if op.name == "normalize":
@@ -86,8 +91,7 @@ def _elementwise(op: Op, inputs: tuple[Spec, ...], attrs: Attrs, spec: Spec) -> 
     return Single(program, spread)
 
 
-def _reduction(op: Op, x: Spec, attrs: Attrs, spec: Spec) -> Single:
-    axes = attrs[0]
+def _reduction(op: Op, x: Spec, axes: tuple[int, ...], spec: Spec) -> Single:
     kept = tuple(a for a in range(len(x.shape)) if a not in axes)
     columns = math.prod(x.shape[a] for a in axes)
     shape = tuple(x.shape[a] for a in kept)

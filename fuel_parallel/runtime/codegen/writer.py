@@ -94,8 +94,8 @@ class Writer:
 
     def identity(self, name: str, dtype: DType) -> str:
         """What a reduction starts from."""
-        if name == "add":
-            return "0"
+        if name in ("add", "multiply"):
+            return "0" if name == "add" else "1"
         largest = name == "minimum"
         if dtype == dtypes.bool_:
             return "true" if largest else "false"

@@ -2,7 +2,7 @@
 
 Between the product and the softmax may stand factors and one `where` with a bool mask and -inf. The backward pass is
 the one that `grad` builds. All is left as it is when anything else reads one of the matrices, and when nothing would be
-gained: `pays` says when. 16-bit floats are left, too, since the ops do not take them.
+gained: `pays` says when. 16-bit floats are left, too, since the ops round elsewhere.
 
 A query that sees no key has NaN as its result in this form, and so have the gradients of its values; that stays so.
 """
@@ -94,7 +94,7 @@ class _Attention:
         """The result as the op gives it, and as it was written."""
         query, key, value, mask = self._unpacked(inputs)
         operands = [query, key, value, *mask]
-        extended = Tensor(apply(ops.ATTENTION, tuple(t.node for t in operands), self.causal, self.scale))
+        extended = ops.extended_attention(operands, self.causal, self.scale)
         result = extended[..., : value.shape[-1]]
         if self.blind:
             result = binary.where(_sees(*mask), result, math.nan)

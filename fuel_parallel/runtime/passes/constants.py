@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fuel_parallel.backends import backend_of
+from fuel_parallel.lazy.ops.creation import COPY
 from fuel_parallel.runtime.graph import Builder, Graph, Instruction
 
 FOLDED_BYTES = 1 << 18
@@ -12,20 +13,23 @@ FOLDED_BYTES = 1 << 18
 
 
 def fold(graph: Graph) -> Graph:
-    """Replaces small results that depend on constants only by their value."""
+    """Replaces small results that depend on constants only by their value; on a device by a copy of it."""
     builder = Builder(graph)
     values = dict(enumerate(graph.constants, len(graph.leaves)))
     for number, i in enumerate(graph.instructions, graph.first):
         known = all(v in values for v in i.inputs)
-        if not known or i.op.crosses_ranks or i.spec.device != "cpu" or i.spec.nbytes > FOLDED_BYTES:
+        if not known or i.op.crosses_ranks or i.spec.nbytes > FOLDED_BYTES:
             builder.at.append(builder.keep(i))
             continue
-        value = computed(i, [values[v] for v in i.inputs])
+        value = values[i.inputs[0]] if i.op is COPY else computed(i, [values[v] for v in i.inputs])
         if value is None:
             builder.at.append(builder.keep(i))
             continue
         values[number] = value
-        builder.at.append(builder.constant(value))
+        at = builder.constant(value)
+        if i.spec.device != "cpu":
+            at = builder.add(COPY, (at,), (i.spec.device,), i.spec, i.origin)
+        builder.at.append(at)
     return builder.finish()
 
 

@@ -23,7 +23,7 @@ GROUP_LIMIT = 64
 """Operations of one region at most: beyond, its scratch leaves the cache."""
 
 SMALL = 256
-"""Values of fewer elements are not worth a region of their own."""
+"""Values of fewer elements are not worth a region of their own on the CPU; elsewhere a kernel less always is."""
 
 
 def fusion(graph: Graph) -> Graph:
@@ -79,7 +79,7 @@ class _Grouping:
 
     def _start(self, number: int, i: Instruction) -> None:
         shape = max((self.specs[number].shape, *(self.specs[v].shape for v in i.inputs)), key=math.prod)
-        if not shape or math.prod(shape) < SMALL:
+        if not shape or (i.spec.device == "cpu" and math.prod(shape) < SMALL):
             return
         group = Group(*grid_of(shape))
         if self._join(group, number, i):

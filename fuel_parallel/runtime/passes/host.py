@@ -1,11 +1,14 @@
 """What a device cannot compute is computed on the host, between Copy instructions that the plan shows.
 
 Not a pass that can be switched off: it comes after all of them, and a plan without it would not run. A value is copied
-to the host once, and back only if something on the device, or the caller, needs it there.
+to the host once, and back only if something on the device, or the caller, needs it there. Copies of one value are that
+value: none goes where it is already, whatever the way on which it came. A constant that a device needs is put there
+when the plan is made, not in each run.
 """
 
 from __future__ import annotations
 
+from fuel_parallel.backends import backend_of, move
 from fuel_parallel.lazy.node import Spec
 from fuel_parallel.lazy.ops.creation import COPY
 from fuel_parallel.runtime.graph import Builder, Graph, Instruction, without_dead
@@ -21,11 +24,12 @@ def on_host_where_needed(graph: Graph) -> Graph:
 
 
 class _Placing:
-    """`places[v]` are the new numbers of the old value v, by device."""
+    """`places[v]` are the new numbers of the old value v, by device; a copy shares them with what it is a copy of."""
 
     def __init__(self, graph: Graph) -> None:
         self.old, self.specs = graph, graph.specs()
         self.builder = Builder(graph)
+        self.constants = range(len(graph.leaves), graph.first)
         self.places: list[dict[str, int]] = [{self.specs[v].device: v} for v in range(graph.first)]
 
     def graph(self) -> Graph:
@@ -44,10 +48,12 @@ class _Placing:
         if i.op is COPY:
             (value,) = i.inputs
             places = self.places[value]
+            if value in self.constants:
+                return {spec.device: self._on(value, spec.device, i.origin)}
             if spec.device not in places:
                 source = self._on(value, self.specs[value].device, i.origin)
-                return {spec.device: add(COPY, (source,), i.attrs, spec, i.origin)}
-            return {spec.device: places[spec.device]}
+                places[spec.device] = add(COPY, (source,), i.attrs, spec, i.origin)
+            return places
         inputs = [self.specs[v] for v in i.inputs]
         if self._stays(i, inputs):
             return {spec.device: add(i.op, self._all_on(i, None), i.attrs, spec, i.origin)}
@@ -66,6 +72,10 @@ class _Placing:
     def _on(self, value: int, device: str, origin: int) -> int:
         """The new number of a value on a device, copied there if it is not."""
         places = self.places[value]
+        if device not in places and value in self.constants:
+            constant = self.old.constants[value - len(self.old.leaves)]
+            with backend_of(device).running():
+                places[device] = self.builder.constant(move(constant, device))
         if device not in places:
             source = next(iter(places.values()))
             spec = self.specs[value]

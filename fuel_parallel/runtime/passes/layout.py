@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fuel_parallel.backends import backend_of
 from fuel_parallel.lazy.node import OPS, Op, Shape, Spec, define
 from fuel_parallel.runtime.graph import Builder, Graph, Instruction
 from fuel_parallel.runtime.program import not_inferred
@@ -59,7 +60,7 @@ def _reads_in_order(graph: Graph, i: Instruction, reader: Instruction) -> bool:
 
 def _copies(graph: Graph, permuted: Instruction, shape: Shape) -> bool:
     """Whether a reshape to that shape copies, if what was permuted lies in order."""
-    if permuted.op.name != "permute_dims" or 0 in shape:
+    if permuted.op.name != "permute_dims" or 0 in shape or not backend_of(permuted.spec.device).views:
         return False
     (axes,) = permuted.attrs
     before = graph.spec_of(permuted.inputs[0]).shape

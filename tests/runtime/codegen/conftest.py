@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kernels_on_host
 import numpy as np
 import pytest
 
 from fuel_parallel.runtime.codegen import launch
 from fuel_parallel.runtime.codegen.arrangement import Limits
 from fuel_parallel.runtime.codegen.kernel import kernel_for
-from fuel_parallel.runtime.program import Program
+from fuel_parallel.runtime.program import Program, reusable
 from fuel_parallel.runtime.region import region_into
-
-SHIM = Path(__file__).parent / "cuda_on_host.hpp"
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-FLAGS = ["-std=gnu++17", "-O0", "-fPIC", "-w", "-ffp-contract=off"]
 
 
 class HostCupy:
@@ -39,6 +32,7 @@ class HostCupy:
         self.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: self.device, is_hip=is_hip))
 
     asarray = staticmethod(np.asarray)
+    zeros = staticmethod(np.zeros)
     ascontiguousarray = staticmethod(np.ascontiguousarray)
 
     @staticmethod
@@ -50,7 +44,7 @@ class HostCupy:
     def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:
         self.sources.append(code)
         self.options.append(options)
-        library = compiled(code, self.folder) if self.run else None
+        library = kernels_on_host.compiled(code, self.folder) if self.run else None
         return SimpleNamespace(get_function=lambda name: Function(self, library, name))
 
 
@@ -64,33 +58,7 @@ class Function:
         self.cupy.launches.append((self.name, grid, block, args))
         if self.library is None:
             return
-        # As CUDA's driver wants them: the address of each argument, which is a number or an array's address.
-        cells = [np.array([a.ctypes.data if isinstance(a, np.ndarray) else a]) for a in args]
-        pointers = (ctypes.c_void_p * len(cells))(*[c.ctypes.data for c in cells])
-        getattr(self.library, f"run_{self.name}")(grid[0], block[0], pointers)
-
-
-def compiled(source: str, folder: Path) -> ctypes.CDLL:
-    """The source as a shared library."""
-    header = folder / SHIM.name
-    if not header.exists():
-        shutil.copy(SHIM, header)
-        subprocess.run([str(COMPILER), *FLAGS, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
-    path = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:24]}.cpp"
-    library = path.with_suffix(".so")
-    if not library.exists():
-        entries = [name for name in ("region", "region_finish") if f" {name}(" in source]
-        runners = [
-            f'extern "C" void run_{name}(unsigned blocks, unsigned threads, void** arguments) {{\n'
-            f"    run_grid([](void** a) {{ call({name}, a); }}, blocks, threads, arguments);\n}}"
-            for name in entries
-        ]
-        path.write_text("\n".join([f'#include "{SHIM.name}"', source, *runners]))
-        done = subprocess.run(
-            [str(COMPILER), *FLAGS, "-shared", "-o", str(library), str(path)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{done.stderr}\n{source}"
-    return ctypes.CDLL(str(library))
+        kernels_on_host.launch(self.library, self.name, grid, block, [kernels_on_host.cell(a) for a in args])
 
 
 Runner = Callable[..., list[Any]]
@@ -102,21 +70,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def on_host(folder: Path) -> Runner:
+def on_host(host_cupy: HostCupy) -> Runner:
     """A function that runs a program as a generated kernel on the host, and gives its outputs."""
-    if COMPILER is None:
+    if kernels_on_host.COMPILER is None:
         pytest.skip("no C++ compiler: neither g++ nor clang++ is installed")
-    cupy = HostCupy(folder)
+    cupy = host_cupy
 
-    def run(program: Program, arrays: list[Any], limits: Limits | None = None) -> list[Any]:
+    def run(program: Program, arrays: list[Any], limits: Limits | None = None, in_place: bool = False) -> list[Any]:
         outputs = [cupy.empty(shape, program.dtype_of(register)) for register, shape in program.outputs]
         kernel = kernel_for(program, limits=limits)
+        if in_place:
+            # Each output that may lies over an input.
+            arrays = [array.copy() for array in arrays]
+            for output, register in reusable(program, [set(range(len(arrays)))] * len(outputs)):
+                if (output, register) in kernel.replaceable:
+                    outputs[output] = arrays[register].reshape(outputs[output].shape)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "kernel_or_reason", lambda *_: kernel)
-            assert launch.launch(cupy, outputs, arrays, program)
+            assert launch.launch(cupy, outputs, arrays, program, in_place)
         return outputs
 
     return run
+
+
+@pytest.fixture(scope="session")
+def host_cupy(folder: Path) -> HostCupy:
+    """Compiles and runs kernels on the host."""
+    if kernels_on_host.COMPILER is None:
+        pytest.skip("no C++ compiler: neither g++ nor clang++ is installed")
+    return HostCupy(folder)
 
 
 @pytest.fixture

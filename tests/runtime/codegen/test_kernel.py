@@ -112,10 +112,13 @@ def regions_of(tensors, names=ALL):
 
 
 def check(tensors, on_host, by_blocks, limits=None, rtol=1e-10, names=ALL):
-    """Compares all regions; gives their kernels."""
+    """Compares all regions, also where results are written over inputs; gives their kernels."""
     found = regions_of(tensors, names)
     for program, arrays in found:
-        for mine, theirs in zip(on_host(program, arrays, limits), by_blocks(program, arrays), strict=True):
+        results = on_host(program, arrays, limits)
+        for mine, same in zip(results, on_host(program, arrays, limits, in_place=True), strict=True):
+            assert mine.tobytes() == same.tobytes()
+        for mine, theirs in zip(results, by_blocks(program, arrays), strict=True):
             assert mine.dtype == theirs.dtype
             wide = np.float64 if mine.dtype.itemsize == 2 else mine.dtype
             np.testing.assert_allclose(mine.astype(wide), theirs.astype(wide), rtol=rtol, atol=rtol)

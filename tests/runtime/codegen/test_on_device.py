@@ -72,3 +72,42 @@ def test_device_and_host_agree(make):
         for mine, same, theirs in zip(once, again, values[step.output], strict=True):
             assert backend.to_host(mine).tobytes() == backend.to_host(same).tobytes()
             np.testing.assert_allclose(backend.to_host(mine), theirs, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize(("queries", "keys", "dim", "causal"), [(700, 700, 64, True), (100, 900, 128, False)])
+def test_attention_on_the_device_is_that_of_the_host(queries, keys, dim, causal, dtype):
+    rng = np.random.default_rng(0)
+    shapes = ((2, queries, 6, dim), (2, keys, 2, dim), (2, keys, 2, dim))
+    arrays = [ft.asarray(rng.normal(size=shape)).astype(dtype).numpy() for shape in shapes]
+    mask = rng.random((2, 1, 1, keys)) < 0.9
+
+    def results(device):
+        xs = [ft.asarray(a).to(device) for a in arrays]
+        heads = [ft.permute_dims(x, (0, 2, 1, 3)) for x in xs]
+        y = ft.scaled_dot_product_attention(*heads, mask=ft.asarray(mask).to(device), causal=causal)
+        return [t.numpy() for t in (y, *ft.grad(ft.sum(ft.square(ft.astype(y, ft.float32))), xs))]
+
+    rtol = {8: 1e-10, 4: 2e-4, 2: 3e-2}[arrays[0].itemsize]
+    for once, again, wanted in zip(results(DEVICE), results(DEVICE), results("cpu"), strict=True):
+        assert once.tobytes() == again.tobytes()
+        np.testing.assert_allclose(once.astype(float), wanted.astype(float), rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("stored", ["float32", "int8"])
+def test_attention_over_pages_on_the_device_is_that_of_the_host(stored):
+    rng = np.random.default_rng(0)
+    lengths, counts = np.array([300, 40, 700]), [1, 40, 129]
+    table = rng.permutation(90).reshape(2, 45)[[0, 1, 0]].astype(np.int32)
+    where = [ft.asarray(x) for x in (table, lengths, np.cumsum([0, *counts]))]
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((170, 8, 64), (90, 16, 2, 64), (90, 16, 2, 64))]
+    scales = {}
+    if stored == "int8":
+        arrays[1:] = [np.round(x * 40).clip(-127, 127).astype(np.int8) for x in arrays[1:]]
+        scales = {name: rng.random((90, 16, 2)).astype(np.float32) for name in ("key_scales", "value_scales")}
+
+    def result(device):
+        own = {name: ft.asarray(x).to(device) for name, x in scales.items()}
+        return ft.paged_attention(*(ft.asarray(x).to(device) for x in arrays), *where, **own).numpy()
+
+    np.testing.assert_allclose(result(DEVICE), result("cpu"), rtol=2e-4, atol=2e-4)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fuel_parallel.backends import check_device, hops, move
+from fuel_parallel.backends import check_device, move
 from fuel_parallel.errors import ArgumentError, DTypeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
-from fuel_parallel.lazy.node import ZERO, Op, Spec, apply, define
+from fuel_parallel.lazy.node import ZERO, Op, Spec, apply, copied, define
 from fuel_parallel.lazy.tensor import Tensor
 
 
@@ -78,9 +78,7 @@ def to_device(x: Tensor, device: str | None) -> Tensor:
     """
     if device is None or device == x.device:
         return x
-    node = x.node
-    for stop in hops(x.device, check_device(device)):
-        node = apply(COPY, (node,), stop)
+    node = copied(x.node, check_device(device))
     return x if node is x.node else Tensor(node)
 
 
