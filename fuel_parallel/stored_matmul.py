@@ -29,10 +29,6 @@ def _infer_transposed(inputs: tuple[Spec, ...], storage: str, shape: tuple[int, 
     return Spec((inputs[0].shape[0], shape[0]), inputs[0].dtype, inputs[0].device)
 
 
-def _wide(dtype: Any) -> Any:
-    return dtypes.float32 if dtypes.is_half(dtype) else dtype
-
-
 def _pieces(
     xp: Any, stored: tuple[Array, ...], dtype: Any, storage: str, shape: tuple[int, int], block: int
 ) -> Iterator[tuple[slice, Array]]:
@@ -74,7 +70,7 @@ def _decode(xp: Any, stored: tuple[Array, ...], dtype: Any, storage: str) -> Arr
 
 
 def _kernel(xp: Any, inputs: tuple[Array, ...], storage: str, shape: tuple[int, int], block: int) -> Array:
-    wide = _wide(inputs[0].dtype)
+    wide = dtypes.accumulated_in(inputs[0].dtype)
     x = inputs[0].astype(wide, copy=False)
     out = xp.zeros((x.shape[0], shape[1]), dtype=wide)
     for rows, values in _pieces(xp, inputs[1:], wide, storage, shape, block):
@@ -83,7 +79,7 @@ def _kernel(xp: Any, inputs: tuple[Array, ...], storage: str, shape: tuple[int, 
 
 
 def _transposed_kernel(xp: Any, inputs: tuple[Array, ...], storage: str, shape: tuple[int, int], block: int) -> Array:
-    wide = _wide(inputs[0].dtype)
+    wide = dtypes.accumulated_in(inputs[0].dtype)
     g = inputs[0].astype(wide, copy=False)
     out = xp.empty((g.shape[0], shape[0]), dtype=wide)
     for rows, values in _pieces(xp, inputs[1:], wide, storage, shape, block):

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from fuel_parallel import failure
 from fuel_parallel.topology.cgroup import quota
 from fuel_parallel.topology.sysfs import Sysfs
 
@@ -137,12 +138,7 @@ class Watch:
             if self.fd is not None:
                 self._ended = bool(select.select([self.fd], [], [], 0)[0])
             else:
-                try:
-                    os.kill(self.pid, 0)
-                except ProcessLookupError:
-                    self._ended = True
-                except PermissionError:  # another user's
-                    pass
+                self._ended = not failure.lives(self.pid)
         return self._ended
 
     def close(self) -> None:

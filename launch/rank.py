@@ -230,18 +230,8 @@ def _wait_for_any(pids: list[int]) -> None:
             return
         except OSError:
             pass  # a kernel or sandbox without it
-    while all(_lives(pid) for pid in pids) and pids[0] == os.getppid():
+    while all(failure.lives(pid) for pid in pids) and pids[0] == os.getppid():
         time.sleep(1.0)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
 
 
 def main() -> NoReturn:

@@ -102,6 +102,8 @@ class Block:
 
     def __del__(self):
         """Memory that is let go of is used again when the stream that it was taken for comes to that."""
+        if _lock is None:
+            return  # the interpreter ends
         memory, shown, size = self.bytes, self.shown, getattr(self, "size", 0)
 
         def use_again():

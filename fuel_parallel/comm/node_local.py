@@ -34,10 +34,11 @@ from fuel_parallel.comm import sections
 from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.comm.node_collectives import all_gather, all_reduce_small, broadcast, reduce_scatter
 from fuel_parallel.comm.node_memory import NodeMemory, memory_of
-from fuel_parallel.comm.reduction import BY_MPI, averaged, same_bits_everywhere, wide_dtype
+from fuel_parallel.comm.reduction import BY_MPI, averaged, same_bits_everywhere
 from fuel_parallel.comm.shared_reduction import SharedReduction, SharedScatter, announced, settle
 from fuel_parallel.comm.thresholds import KINDS, NEVER, least_bytes, read_table
 from fuel_parallel.comm.transport import Done, Host, Pending, Receiving, Transport, check_buffers, check_host, filled
+from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Shape
 from fuel_parallel.partitioning import partition
@@ -295,7 +296,7 @@ class NodeLocalTransport(Transport):
         self, memory: NodeMemory, across: MpiTransport, x: Host, op: ReduceOp, out: Host | None
     ) -> Host:
         # The totals of nodes are not rounded: of 16-bit floats the total of all nodes is, once.
-        flat = x.reshape(-1).astype(wide_dtype(x.dtype), copy=False)
+        flat = x.reshape(-1).astype(dtypes.accumulated_in(x.dtype), copy=False)
         plain = ReduceOp.SUM if op is ReduceOp.AVG else op
         parts = partition(x.size, memory.ranks)
         own = np.empty(len(parts[memory.rank]), flat.dtype)

@@ -49,11 +49,6 @@ BY_MPI: dict[ReduceOp, frozenset[DType]] = {
 """For which dtypes MPI's operation is ours. All others are reduced by this module, whoever moves the bytes."""
 
 
-def wide_dtype(dtype: DType) -> DType:
-    """The dtype in which arrays of `dtype` are accumulated."""
-    return dtypes.float32 if dtypes.is_half(dtype) else dtype
-
-
 def averaged(total: Host, op: ReduceOp, ranks: int) -> Host:
     """The total itself, or for AVG divided by the number of ranks, in place."""
     if op is _AVG:
@@ -66,7 +61,7 @@ def reduce_into(result: Host, arrays: Sequence[Host], op: ReduceOp) -> None:
 
     `result` may be the first of them. AVG divides by their number.
     """
-    wide = wide_dtype(result.dtype)
+    wide = dtypes.accumulated_in(result.dtype)
     step = max(BLOCK_BYTES // wide.itemsize, 1)
     for start in range(0, result.size, step):
         block = slice(start, start + step)
@@ -98,7 +93,7 @@ def prefixes(arrays: Sequence[Host], op: ReduceOp, exclusive: bool) -> Iterator[
     [[0], [1], [3]]
     """
     dtype = arrays[0].dtype
-    wide = [array.astype(wide_dtype(dtype), copy=False) for array in arrays]
+    wide = [array.astype(dtypes.accumulated_in(dtype), copy=False) for array in arrays]
     if exclusive:
         wide = [np.full_like(wide[0], identity(op, wide[0].dtype)), *wide[:-1]]
     # A running value from the second on; adding an identity of floats would turn -0.0 into 0.0.

@@ -101,7 +101,8 @@ class Standstill:
         self._look_for_the_dead(board, missing)
 
     def _look_for_the_dead(self, board: Board, missing: list[int]) -> None:
-        dead = [] if failure.is_watched() else [s for rank in missing if (s := board.read(rank)) and not lives(s.pid)]
+        said = [] if failure.is_watched() else [board.read(rank) for rank in missing]
+        dead = [one for one in said if one and not failure.lives(one.pid)]
         if not dead:
             self.gone_since = 0.0
             return
@@ -130,14 +131,3 @@ def _circle(board: Board) -> list[Seen]:
         if any(rank == one.rank for one in chain):
             break
     return []
-
-
-def lives(pid: int) -> bool:
-    """Whether a process of this host is there."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -29,7 +29,6 @@ from fuel_parallel.comm import guard
 from fuel_parallel.comm.board import Board, Seen
 from fuel_parallel.comm.guard import Guard
 from fuel_parallel.comm.mismatch import in_words
-from fuel_parallel.comm.standstill import lives
 from fuel_parallel.errors import ArgumentError, CollectiveTimeoutError
 from fuel_parallel.lazy.node import describe_line, line_of
 
@@ -155,7 +154,7 @@ def script_line_of_main_thread() -> str:
 
 def state_of(pid: int) -> str:
     """What keeps a process of this host from running; empty if nothing does."""
-    if not lives(pid):
+    if not failure.lives(pid):
         return "gone"
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

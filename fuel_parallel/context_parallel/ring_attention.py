@@ -18,7 +18,6 @@ from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.meeting import meeting
 from fuel_parallel.context_parallel.layout import check_sequence, sequence_chunks, whole_length
 from fuel_parallel.lazy import dtypes, effects
-from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import Op, Spec, apply, define
 from fuel_parallel.lazy.ops import creation, manipulation
 from fuel_parallel.lazy.ops.attention import (
@@ -138,15 +137,11 @@ class _Ring:
                 yield rows, slice(0, visible), source == rank
 
 
-def _wide(dtype: DType) -> DType:
-    return dtypes.float32 if dtypes.is_half(dtype) else dtype
-
-
 def _unpack(xp: Any, flat: Array, ring: _Ring, rank: int) -> tuple[Array, Array]:
     """This rank's queries, and its keys and values as they travel: as long as those of any rank."""
     shape = ring.query_shape(rank)
     size = math.prod(shape)
-    query = flat[:size].reshape(shape).astype(_wide(flat.dtype), copy=False)
+    query = flat[:size].reshape(shape).astype(dtypes.accumulated_in(flat.dtype), copy=False)
     own, longest = flat[size:], ring.travelling(0)
     if own.size < longest:
         own = xp.concatenate([own, xp.zeros(longest - own.size, dtype=own.dtype)])
@@ -165,7 +160,7 @@ def _turns(transport: Any, travelling: Array, rank: int, ranks: int) -> Iterator
 
 def _infer(flat: Spec, comm: Communicator, ring: _Ring) -> Spec:
     """The result, and in the last column the logarithm of each query's sum."""
-    return Spec((*ring.query_shape(comm.rank)[:-1], ring.value_dim + 1), _wide(flat.dtype), flat.device)
+    return Spec((*ring.query_shape(comm.rank)[:-1], ring.value_dim + 1), dtypes.accumulated_in(flat.dtype), flat.device)
 
 
 def _kernel(xp: Any, flat: Array, comm: Communicator, ring: _Ring) -> Array:

@@ -36,7 +36,7 @@ class GradientAccumulator:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.count = 0
         """The number of micro-batches since the last `mean`."""
-        self._sums = [Variable(creation.zeros(p.shape, dtype=_wide(p.dtype), device=p.device)) for p in parameters]
+        self._sums = [_zeros_for(p) for p in parameters]
 
     def add(self, gradients: Sequence[Tensor]) -> None:
         """Takes the gradients of one micro-batch, one for each parameter, in their order. Computes nothing."""
@@ -73,5 +73,6 @@ class GradientAccumulator:
         return self._sums
 
 
-def _wide(dtype: dtypes.DType) -> dtypes.DType:
-    return dtypes.float32 if dtypes.is_half(dtype) else dtype
+def _zeros_for(parameter: Parameter) -> Variable:
+    wide = dtypes.accumulated_in(parameter.dtype)
+    return Variable(creation.zeros(parameter.shape, dtype=wide, device=parameter.device))

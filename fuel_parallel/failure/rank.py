@@ -160,3 +160,14 @@ def mpi_runs() -> bool:
     """Whether this process has initialised MPI."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and bool(mpi.Is_initialized())
+
+
+def lives(pid: int) -> bool:
+    """Whether a process of this host is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

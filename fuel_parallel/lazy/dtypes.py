@@ -174,3 +174,8 @@ def real_of(d: DType) -> DType:
 def is_half(d: DType) -> bool:
     """Whether `d` has 16 bits and so is accumulated in float32."""
     return d in (float16, bfloat16)
+
+
+def accumulated_in(d: DType) -> DType:
+    """The dtype in which values of `d` are added up."""
+    return float32 if is_half(d) else d

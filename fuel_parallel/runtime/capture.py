@@ -198,7 +198,7 @@ def _may_capture(step: Step, specs: Sequence[Spec]) -> bool:
     if not backend.graphs or op.start or op.crosses_ranks or op.has_effect or step.finishes:
         return False
     if any(specs[slot].device != step.spec.device for slot in step.inputs):
-        return False
+        return False  # what reads values of the host to launch, as a kernel on pages does, launches otherwise each time
     if op is REGION or op is ITEM or op.elementwise or step.kernel is not op.kernel:  # the last is a kernel in C
         return True
     return backend.captures(op.name, [specs[slot] for slot in step.inputs], step.attrs)

@@ -7,7 +7,8 @@ other things.
 
 Between lanes a task waits for what it reads, for memory that it writes and an earlier one still reads or writes (a
 place in an arena or a bucket, a value that is changed in place), and for nothing that these waits already imply. So
-every order that respects lanes and waits gives the values of the plan's own order.
+every order that respects lanes and waits gives the values of the plan's own order. A collective waits for all that
+other threads do before it, too.
 """
 
 from __future__ import annotations
@@ -155,7 +156,11 @@ def _with_waits(
             before = latest[task.lane]
             known = {**clocks[before], task.lane: before}
         newest: dict[str, int] = {}
-        for n in needs[number]:
+        required = needs[number]
+        if task.runs and steps[task.step].op.crosses_ranks:
+            # Where a step fails on all ranks, all have begun the same collectives: those before it.
+            required = required | {n for lane, n in latest.items() if ways.get(lane) is Way.THREAD}
+        for n in required:
             lane = tasks[n].lane
             if lane != task.lane:
                 newest[lane] = max(newest.get(lane, -1), n)

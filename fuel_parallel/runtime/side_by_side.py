@@ -1,7 +1,11 @@
 """Runs a plan whose work lies in lanes: several threads, and copies that devices do in their own time.
 
 The realizing thread does its tasks like anybody else, and then waits for the other threads: none of them touches
-anything once a run is over. The first failure stops all of them after the step that they are at.
+anything once a run is over.
+
+Where a step fails, those before it in the plan are still done, and none after it is begun. So what is raised is what
+one thread would have raised, and ranks on which the same step fails have begun the same collectives: a collective waits
+for all steps before it that other threads do. An interrupt stops every thread after the step that it is at.
 """
 
 from __future__ import annotations
@@ -82,10 +86,11 @@ class _Together:
         self.busy = len(lanes.threads) - 1
         self.sharers = dict(lanes.sharers)
         self.failures: list[tuple[int, BaseException]] = []
+        self.end = len(run.plan.steps)
 
     def do_own(self) -> None:
         """The realizing thread's part, until all others have ended."""
-        self._guarded(HOST)
+        self._do_all(HOST)
         self._join()
         for departure in self.departures.values():
             with contextlib.suppress(Exception) if self.failures else contextlib.nullcontext():
@@ -96,22 +101,23 @@ class _Together:
 
     def do_other(self, name: str) -> None:
         """Another thread's part."""
-        self._guarded(name)
+        self._do_all(name)
         with self.changed:
             self.busy -= 1
             self.changed.notify_all()
 
-    def _guarded(self, name: str) -> None:
-        thread = _Thread(self, name)
+    def _do_all(self, name: str) -> None:
         try:
-            thread.do_all()
-        except BaseException as reason:
-            # What is no error, such as an interrupt, comes before all errors.
-            self._fail(thread.at if isinstance(reason, Exception) else -1, reason)
+            _Thread(self, name).do_all()
+        except BaseException as reason:  # an interrupt between two steps
+            self.fail(-1, reason)
 
-    def _fail(self, step: int, reason: BaseException) -> None:
+    def fail(self, step: int, reason: BaseException) -> None:
+        """Notes a failure, and that no step from this one on is to be done; an interrupt comes before all steps."""
         with self.changed:
-            self.failures.append((step, reason))
+            at = step if isinstance(reason, Exception) else -1
+            self.failures.append((at, reason))
+            self.end = min(self.end, at)
             self.changed.notify_all()
 
     def _join(self) -> None:
@@ -123,7 +129,7 @@ class _Together:
                 return
             except KeyboardInterrupt as reason:
                 again = any(isinstance(failure, KeyboardInterrupt) for _, failure in self.failures)
-                self._fail(-1, reason)
+                self.fail(-1, reason)
                 if again:
                     leave()
                     self.run.abandon()
@@ -131,12 +137,12 @@ class _Together:
 
     # For the threads.
 
-    def wait_for(self, tasks: tuple[int, ...], drive: bool) -> None:
-        """Returns when tasks of other threads have ended, or somebody has failed; meanwhile may drive collectives."""
+    def wait_for(self, tasks: tuple[int, ...], step: int, drive: bool) -> None:
+        """Returns when tasks of others have ended, or `step` is not to be done; meanwhile may drive collectives."""
         while True:
             with self.changed:
                 over = self.changed.wait_for(
-                    lambda: self.failures or self.done.issuperset(tasks), BETWEEN_PROGRESS if drive else None
+                    lambda: self.end <= step or self.done.issuperset(tasks), BETWEEN_PROGRESS if drive else None
                 )
             if over:
                 return
@@ -160,45 +166,55 @@ class _Together:
 
 
 class _Thread:
-    """One thread of a run. `at` is the place of the step that it is at."""
+    """One thread of a run."""
 
     def __init__(self, together: _Together, name: str) -> None:
         self.together, self.run, self.name = together, together.run, name
-        self.at = -1
+        self.compute = self.run.noted(name, self.run.compute_on(name))
+        self.depart = self.run.noted(name, self._depart)
+        self.device = ""
 
     def do_all(self) -> None:
-        """Does the tasks of this thread, in their order."""
+        """Does the tasks of this thread in their order, but for those behind a failure."""
         together, run, is_host = self.together, self.run, self.name == HOST
-        compute, depart = run.noted(self.name, run.compute_on(self.name)), run.noted(self.name, self._depart)
-        device = ""
         with ExitStack() as active:
             for number in together.lanes.threads[self.name]:
                 task = together.lanes.tasks[number]
-                step = run.plan.steps[task.step]
-                self.at = task.step
-                if task.joins:
-                    together.wait_for(task.joins, is_host and bool(run.under_way))
-                if together.failures:
-                    return
-                self._wait_for_copies(task)
-                if task.finishes:
-                    run.finish(task.finishes)
-                if task.runs:
-                    if step.spec.device != device:
-                        active.close()
-                        device = step.spec.device
-                        active.enter_context(backend_of(device).running())
-                    for slot in task.behind:
-                        if (departure := together.departures.get(slot)) is not None:
-                            departure.hold_up()
-                    self._run_step(step, depart if task.goes_out else compute)
-                    together.let_go(task.dies)
-                if number in together.lanes.awaited:
-                    together.ended(number)
-                if is_host and run.under_way:
-                    run.progress()
-            if is_host:
-                run.finish(tuple(run.under_way))
+                try:
+                    if task.joins:
+                        together.wait_for(task.joins, task.step, is_host and bool(run.under_way))
+                    if task.step >= together.end:
+                        continue
+                    self._do(task, active)
+                    if number in together.lanes.awaited:
+                        together.ended(number)
+                    if is_host and run.under_way:
+                        run.progress()
+                except BaseException as reason:
+                    together.fail(task.step, reason)
+            if is_host and not together.failures:
+                try:
+                    run.finish(tuple(run.under_way))
+                except BaseException as reason:
+                    together.fail(together.end, reason)
+
+    def _do(self, task: Task, active: ExitStack) -> None:
+        run, step = self.run, self.run.plan.steps[task.step]
+        for slot in task.arrivals:
+            self._wait_for_copy(slot)
+        if task.finishes:
+            run.finish(task.finishes)
+        if not task.runs:
+            return
+        if step.spec.device != self.device:
+            active.close()
+            self.device = step.spec.device
+            active.enter_context(backend_of(self.device).running())
+        for slot in task.behind:
+            if (departure := self.together.departures.get(slot)) is not None:
+                departure.hold_up()
+        self._run_step(step, self.depart if task.goes_out else self.compute)
+        self.together.let_go(task.dies)
 
     def _run_step(self, step: Step, compute: Compute) -> None:
         values = self.run.values
@@ -215,10 +231,9 @@ class _Thread:
         self.together.departures[step.output] = departure
         return departure.host
 
-    def _wait_for_copies(self, task: Task) -> None:
+    def _wait_for_copy(self, slot: int) -> None:
         departures = self.together.departures
-        for slot in task.arrivals:
-            # Two threads may wait for one copy: it is noted as under way until it is there.
-            if (departure := departures.get(slot)) is not None:
-                departure.wait()
-                departures.pop(slot, None)
+        # Two threads may wait for one copy: it is noted as under way until it is there.
+        if (departure := departures.get(slot)) is not None:
+            departure.wait()
+            departures.pop(slot, None)

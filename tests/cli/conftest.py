@@ -1,99 +1,20 @@
-"""Starting fuelrun as a user does: as a process of its own, in an empty folder, outside of any job."""
+"""Tests of commands."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from fuel_parallel.environment import without_launcher
-
-
-@dataclass
-class Launcher:
-    """Runs scripts in `folder`. Every process that it starts carries a mark, by which the ones left over are found."""
-
-    folder: Path
-    mark: str
-    environ: dict[str, str]
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    def write(self, text: str, name: str = "script.py") -> str:
-        (self.folder / name).write_text(text)
-        return name
-
-    def start(self, *words: str, command: tuple[str, ...] = (), **environ: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*command, sys.executable, "-m", "fuelrun", *words],
-            cwd=self.folder,
-            env={**self.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(process)
-        return process
-
-    def run(self, *words: str, command: tuple[str, ...] = (), **environ: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*words, command=command, **environ)
-        out, err = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    def left(self) -> list[int]:
-        """Processes of this test that still live."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                environ = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-                if self.mark.encode() in environ and "(zombie)" not in (entry / "status").read_text():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
-
-    def nobody_left_within(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while self.left():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        return True
-
-    def wait_for(self, name: str, count: int = 1) -> None:
-        """Until the scripts have written `count` files that match `name`."""
-        deadline = time.monotonic() + 30
-        while len(list(self.folder.glob(name))) < count:
-            assert time.monotonic() < deadline, f"no {name} after 30 s"
-            time.sleep(0.02)
+from tests.launcher import Launcher, launched, mpirun_here
 
 
 @pytest.fixture
 def fuelrun(tmp_path: Path) -> Iterator[Launcher]:
-    mark = f"TEST_OF={tmp_path}"
-    environ = {name: value for name, value in without_launcher(os.environ).items() if not name.startswith("FUEL_")}
-    environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TEST_OF": str(tmp_path)}
-    launcher = Launcher(tmp_path, mark, environ)
-    yield launcher
-    for pid in launcher.left():
-        os.kill(pid, 9)
-    for process in launcher.started:
-        process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe:
-                pipe.close()
+    yield from launched(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def mpirun() -> str:
-    from fuelrun.launch.find import library, mpirun_of
-
-    found = mpirun_of(library())
-    assert found is not None
-    return str(found.path)
+    return mpirun_here()

@@ -71,6 +71,6 @@ def test_a_device_that_fails_on_all_ranks_is_told_on_all_ranks():
         x = ft.asarray(np.ones(4))
         broken = ft.tanh(x.to("abacus:0")).to("cpu")
         total = world.all_reduce(ft.tanh(x.to("abacus:1")).to("cpu"))
-        with pytest.raises(fp.errors.RealizeError, match="tanh.*no beads"):
+        with pytest.raises(fp.errors.RealizeError, match=r"tanh.*no beads"):
             fp.realize(total, broken)
         assert world.all_reduce(x).tolist() == [world.world_size] * 4

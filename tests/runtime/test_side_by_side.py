@@ -232,13 +232,15 @@ def test_the_failure_of_any_lane_names_its_step_and_ends_the_others(where: str) 
 
     taps = {device: fail if device == where else slow for device in random_devices.DEVICES}
     with abaci(taps["abacus:0"], taps["abacus:1"]):
+        # The step that fails is the first of the plan.
+        broken_one = {"cpu": lambda: on_host(fail)(on("cpu"))}.get(where, lambda: ft.tanh(on(where)))()
         here = on("cpu")
-        for _ in range(1 if where == "cpu" else 300):
-            here = on_host(taps["cpu"])(here)
-        there = [chain(on(f"abacus:{n}"), 1 if where == f"abacus:{n}" else 300) for n in range(2)]
+        for _ in range(300):
+            here = on_host(nothing if where == "cpu" else slow)(here)
+        there = [chain(on(f"abacus:{n}"), 300) for n in range(2) if where != f"abacus:{n}"]
         op = "tapped" if where == "cpu" else "tanh"
         with pytest.raises(RealizeError, match=rf"{op}\(.*failed: Broken: no more\n  built at .*py:\d+"):
-            fp.realize(here, *there)
+            fp.realize(broken_one, here, *there)
         for number in range(2):
             assert backends.backend_of(f"abacus:{number}").array_module.computed < 300
         works = [ft.square(on(f"abacus:{n}")) for n in range(2)]
@@ -259,6 +261,24 @@ def test_of_two_failures_the_first_in_the_plan_is_told() -> None:
             for _ in range(5):
                 with pytest.raises(RealizeError, match=f"Broken: device {order[0]}"):
                     fp.realize(*results)
+
+
+def test_steps_before_one_that_fails_are_done_and_so_the_first_is_told_whenever_it_fails() -> None:
+    late = threading.Event()
+
+    def fail_late() -> None:
+        assert late.wait(SECONDS)
+        time.sleep(0.01)
+        raise Broken("the first")
+
+    def fail_early() -> None:
+        late.set()
+        raise Broken("the second")
+
+    with abaci(fail_late, fail_early):
+        results = [chain(on("abacus:0"), 2), ft.tanh(on("abacus:1"))]
+        with pytest.raises(RealizeError, match="Broken: the first"):
+            fp.realize(*results)
 
 
 def test_an_error_of_the_library_is_told_as_it_is() -> None:
