@@ -126,6 +126,7 @@ stress: $(VENV)/test.stamp $(MPICH_VENV)/test.stamp
 	part "placement, many searches" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/topology/test_placement.py $(PYTEST_OPTIONS); \
 	part "plans by graphs, many random ones" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/runtime/test_capture.py $(PYTEST_OPTIONS); \
 	part "threads that build and realize at once" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/runtime/test_threads.py $(PYTEST_OPTIONS); \
+	part "lanes, many random programs" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/runtime/test_lanes.py tests/runtime/test_side_by_side.py --timeout 600 $(PYTEST_OPTIONS); \
 	part "thousands of pipeline schedules" env FUEL_STRESS=1 $(VENV)/bin/python -m pytest tests/pipeline_parallel $(PYTEST_OPTIONS); \
 	for passes in none $(addprefix -,$(PASSES)); do \
 	    export FUEL_PASSES=$$passes; \

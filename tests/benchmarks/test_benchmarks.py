@@ -98,6 +98,13 @@ def test_the_limits_are_rates() -> None:
     }
 
 
+def test_the_overlap_of_two_devices_is_a_ratio_beside_its_limit() -> None:
+    found = report("device_overlap.py", "--rounds", "2", "--size", "32", "--length", "3")
+    assert 0.5 <= found["limit"] <= 1
+    assert found["ratio"] > 0
+    assert found["bare_threads"] > 0
+
+
 def test_the_start_up_is_timed_side_by_side() -> None:
     found = report("start_up.py", "--rounds", "1")
     assert found["fuelrun_ms"] > 0
