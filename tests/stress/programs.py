@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel import ReduceOp
-from fuel_parallel.comm.reduction import identity, wide_dtype
+from fuel_parallel.comm.reduction import identity
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.partitioning import partition
 
@@ -122,7 +122,7 @@ def digits(x: Array) -> Array:
 
 def reduced(xs: list[Array], op: ReduceOp) -> Array:
     """The reduction as the documentation defines it."""
-    wide = wide_dtype(xs[0].dtype)
+    wide = dtypes.accumulated_in(xs[0].dtype)
     total = xs[0].astype(wide)
     for x in xs[1:]:
         total = np.asarray(UFUNCS[op](total, x.astype(wide)))
