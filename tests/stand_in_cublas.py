@@ -23,7 +23,7 @@ NO_COMPILER = "no C++ compiler: neither g++ nor clang++ is installed"
 class Seen(ctypes.Structure):
     """What the stand-in saw of the last product."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("stream", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_size_t),
         *[(name, ctypes.c_int) for name in ("math_mode", "compute", "batch", "products")],

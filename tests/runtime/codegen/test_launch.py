@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import fuel_parallel.lazy as ft
 from fuel_parallel.runtime import passes
@@ -11,7 +10,6 @@ from fuel_parallel.runtime.codegen.launch import kernel_or_reason, launch
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.plan import make_plan
 from fuel_parallel.runtime.region import region_into
-
 
 
 def plan_of(*tensors):

@@ -53,7 +53,7 @@ def regions(*tensors) -> Iterator[Program]:
 
 
 def of_rows(dtype) -> Iterator[Program]:
-    """Softmax, norms, losses, sums in every direction, with gradients; rows that are held, and one too long for that."""
+    """Softmax, norms, losses, sums in every direction, with gradients; and a row that is too long to be held."""
     x, weight, bias = array(64, 256, dtype=dtype), array(256, dtype=dtype), array(256, dtype=dtype)
     index = ft.asarray(np.arange(64) % 7)
     for y in (ft.softmax(x), ft.log_softmax(x), ft.gelu(x) * ft.softmax(x), ft.rms_norm(x, weight)):
@@ -106,7 +106,11 @@ def of_single_ops(dtype) -> Iterator[Program]:
     few = Spec((6, 40), dtype)
     cases = [(name, (x,), ((0, 2), False), Spec((40,), dtype)) for name in ("sum", "mean", "max", "min")]
     cases += [(name, (x,), (1,), x) for name in ("softmax", "log_softmax")]
-    cases += [("normalize", (x,), (1e-5, True), x), ("pick", (x, indices), (), few), ("unpick", (few, indices), (50,), x)]
+    cases += [
+        ("normalize", (x,), (1e-5, True), x),
+        ("pick", (x, indices), (), few),
+        ("unpick", (few, indices), (50,), x),
+    ]
     cases += [("scale_and_subtract", (x, rows, few, indices), (), x), ("multiply", (x, y), (), x)]
     for name, inputs, attrs, spec in cases:
         single = _single(OPS[name], inputs, attrs, spec)
