@@ -140,7 +140,9 @@ def main(
     """Prints the report."""
     config = Config(**dimensions)
     if device != "cpu" and peer is not None and peer not in ON_DEVICES:
-        raise click.UsageError(f"--peer {peer} runs on the CPU only; with --device it is one of {', '.join(ON_DEVICES)}")
+        raise click.UsageError(
+            f"--peer {peer} runs on the CPU only; with --device it is one of {', '.join(ON_DEVICES)}"
+        )
     try:
         device = check_device(device)
     except DeviceError as reason:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 
 Ints = tuple[int, ...]
 
@@ -114,7 +114,7 @@ def _lies(shape: Ints, strides: Ints, itemsize: int) -> Matrix | None:
 def _step(extents: Ints, strides: Ints) -> int | None:
     """The one stride of a batch over several dimensions; None if there is none."""
     kept = [(extent, stride) for extent, stride in zip(extents, strides, strict=True) if extent != 1]
-    for (_, outer), (extent, inner) in zip(kept, kept[1:], strict=False):
+    for (_, outer), (extent, inner) in pairwise(kept):
         if outer != extent * inner:
             return None
     return kept[-1][1] if kept else 0

@@ -1,4 +1,4 @@
-"""The transports on a real GPU; skipped where CuPy sees none. On one rank NCCL can be used however many GPUs there are."""
+"""The transports on a real GPU; skipped where CuPy sees none. On one rank NCCL can be used with one GPU, too."""
 
 from __future__ import annotations
 

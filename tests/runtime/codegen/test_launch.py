@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import fuel_parallel.lazy as ft
 from fuel_parallel.runtime import passes

@@ -53,7 +53,7 @@ def regions(*tensors) -> Iterator[Program]:
 
 
 def of_rows(dtype) -> Iterator[Program]:
-    """Softmax, norms, losses, sums in every direction, with gradients; rows that are held, and one too long for that."""
+    """Softmax, norms, losses, sums in every direction, with gradients; and a row that is too long to be held."""
     x, weight, bias = array(64, 256, dtype=dtype), array(256, dtype=dtype), array(256, dtype=dtype)
     index = ft.asarray(np.arange(64) % 7)
     for y in (ft.softmax(x), ft.log_softmax(x), ft.gelu(x) * ft.softmax(x), ft.rms_norm(x, weight)):
