@@ -88,7 +88,8 @@ def test_gradient_on_another_device(differentiable: Any, other_device: str) -> N
         built = ft.sum(differentiable.build(*there))
         assert ft.grad(built, there[place]).device == other_device
         wanted = ft.grad(ft.sum(differentiable.build(*here)), here[place])
-        np.testing.assert_array_equal(ft.grad(built, here[place]).numpy(), wanted.numpy())
+        # Small values are fused there and not here, so sums may add up in another order.
+        np.testing.assert_allclose(ft.grad(built, here[place]).numpy(), wanted.numpy(), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [ft.float16, ft.bfloat16, ft.float32], ids=lambda d: d.name)
