@@ -26,13 +26,19 @@ import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel import backends
 from fuel_parallel.errors import DeviceError, FuelError, RealizeError
-from fuel_parallel.runtime import workers
+from fuel_parallel.runtime import passes, workers
 from fuel_parallel.runtime.execute import execute
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.plan import make_plan
 
 EXAMPLES = 1000 if os.environ.get("FUEL_STRESS") else 50
 ROWS = np.arange(6.0).reshape(2, 3) / 7
+
+
+@pytest.fixture(autouse=True)
+def overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All passes are on, whatever the environment says."""
+    monkeypatch.delenv(passes.VARIABLE, raising=False)
 
 
 def on(device: str) -> ft.Tensor:

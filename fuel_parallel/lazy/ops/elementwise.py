@@ -319,9 +319,9 @@ def _gelu_tanh(xp: Any, x: Any) -> Any:
 
 
 def _gelu_gate(x: Tensor) -> tuple[Tensor, Tensor]:
-    """-2 inner / x, and what x is multiplied by: (1 + tanh(inner)) / 2 = 1 / (1 + exp(-2 inner))."""
-    slope = (-2 * _GELU_SCALE * _GELU_CUBIC) * (x * x) - 2 * _GELU_SCALE
-    return slope, reciprocal(exp(x * slope) + 1)
+    """inner / x, and what x is multiplied by: (1 + tanh(inner)) / 2. Numpy's tanh takes half of the time of exp."""
+    slope = (_GELU_SCALE * _GELU_CUBIC) * (x * x) + _GELU_SCALE
+    return slope, 0.5 * tanh(x * slope) + 0.5
 
 
 def gelu_tanh_by_parts(x: Tensor) -> Tensor:
@@ -330,9 +330,9 @@ def gelu_tanh_by_parts(x: Tensor) -> Tensor:
 
 
 def _gelu_tanh_vjp(g: Tensor, x: Tensor) -> Tensor:
-    # The derivative of the gate h is h * (1 - h) * (2 inner)', and of 2 inner it is -3 slope - 4 scale.
+    # The derivative of the gate h is h * (1 - h) * (2 inner)', and of 2 inner it is 6 slope - 4 scale.
     slope, h = _gelu_gate(x)
-    return g * (h - x * h * (1 - h) * (3 * slope + 4 * _GELU_SCALE))
+    return g * (h + x * h * (1 - h) * (6 * slope - 4 * _GELU_SCALE))
 
 
 _LOGIT = (1.59576814, 0.0726697702, -6.73037902e-05, -1.10159803e-04, 7.89513621e-06, -2.64308156e-07, 3.55523651e-09)
