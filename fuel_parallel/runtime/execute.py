@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import gc
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from fuel_parallel.backends import backend_of
 from fuel_parallel.comm.announce import announce
@@ -19,7 +21,7 @@ from fuel_parallel.lazy.node import Node, describe_line
 from fuel_parallel.runtime.arena import arena_bytes, arena_of, forget_arenas
 from fuel_parallel.runtime.capture import graphs_are_on
 from fuel_parallel.runtime.lanes import HOST
-from fuel_parallel.runtime.memory import Place
+from fuel_parallel.runtime.memory import MemoryPlan, Place
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import REGION, region_into
 from fuel_parallel.runtime.side_by_side import Compute, run_side_by_side
@@ -45,7 +47,8 @@ class MemoryStats:
     graphs: int = 0
 
 
-_stats = MemoryStats(0, 0, 0, 0)
+_last_run: tuple[MemoryPlan, int] = MemoryPlan((), {}, 0), 0
+"""The memory of the plan that ran last, and the bytes that it took besides its arenas."""
 
 
 def memory_stats() -> MemoryStats:
@@ -58,7 +61,9 @@ def memory_stats() -> MemoryStats:
     >>> memory_stats().planned // 8_000_000
     2
     """
-    return replace(_stats, live=_live_bytes(), graphs=graph_bytes())
+    memory, new_bytes = _last_run
+    planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + new_bytes
+    return MemoryStats(planned, peak, arena_bytes(), _live_bytes(), graph_bytes())
 
 
 def _live_bytes() -> int:
@@ -104,11 +109,10 @@ class _Run:
         by_graphs = plan.captures is not None and not recorder and graphs_are_on()
         if by_graphs or plan.lanes is None or not run_side_by_side(self, plan.lanes):
             self._one_by_one(by_graphs)
-        global _stats
-        memory = plan.memory
-        new_bytes = self.new_bytes + sum(other.new_bytes for other in self.others)
-        planned, peak = memory.arena_bytes + memory.leaving_bytes, memory.arena_bytes + new_bytes
-        _stats = MemoryStats(planned, peak, arena_bytes(), 0)
+        global _last_run
+        for other in self.others:
+            self.new_bytes += other.new_bytes
+        _last_run = plan.memory, self.new_bytes
         if recorder:
             recorder.ran(arena_bytes())
         results = [values[slot] for slot in plan.outputs]
@@ -136,25 +140,29 @@ class _Run:
 
     def do(self, step: Step, xp: Any, compute: Compute | None = None) -> None:
         """Runs one step, by `compute` if that is given, and lets go of what it was the last to read."""
-        values = self.values
+        values, compute = self.values, compute or self._compute
         arguments = [values[slot] for slot in step.inputs]
         try:
-            values[step.output] = self._with_room(compute or self._compute, step, xp, arguments)
+            values[step.output] = compute(step, xp, arguments)
         except FuelError:
             raise
         except Exception as reason:
-            raise self.failure(step, arguments, reason) from reason
+            values[step.output] = self._with_room(compute, step, xp, arguments, reason)
         for slot in step.dies:
             values[slot] = None
 
-    def _with_room(self, compute: Compute, step: Step, xp: Any, arguments: list[Any]) -> Any:
+    def _with_room(self, compute: Compute, step: Step, xp: Any, arguments: list[Any], reason: Exception) -> Any:
+        """The step once more if it found no memory and graphs have some, which they hold for speed only."""
+        # What writes over its input, or has begun something with other ranks, is not begun twice.
+        once = step.op.update is not None or step.op.crosses_ranks
+        if once or not isinstance(reason, MemoryError) or not release_graphs(step.spec.device):
+            raise self.failure(step, arguments, reason) from reason
         try:
             return compute(step, xp, arguments)
-        except MemoryError:
-            # Graphs hold memory for speed only. What writes over its input is not begun twice.
-            if step.op.update is not None or not release_graphs(step.spec.device):
-                raise
-        return compute(step, xp, arguments)
+        except FuelError:
+            raise
+        except Exception as again:
+            raise self.failure(step, arguments, again) from again
 
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
         op = step.op
@@ -166,7 +174,8 @@ class _Run:
             return step.kernel(xp, arguments, *step.attrs) if op.variadic else step.kernel(xp, *arguments, *step.attrs)
         if op is REGION:
             outputs = [self._memory(place) for place in step.places]
-            region_into(xp, outputs, arguments, step.attrs[0], any(place.over for place in step.places))
+            in_place = xp is not np and any(place.over for place in step.places)
+            region_into(xp, outputs, arguments, step.attrs[0], in_place)
             return tuple(outputs)
         out = self._memory(step.places[0])
         if op.into is None:
