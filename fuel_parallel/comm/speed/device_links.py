@@ -103,7 +103,8 @@ def _figures(memory: DeviceMemory, queue: Callable[[int], None], nbytes: int) ->
         return statistics.median(times[1:])
 
     latency = median(8, SMALL_ROUNDS)
-    rate = nbytes / 2**20 / max(median(nbytes, LARGE_ROUNDS) - latency, 1e-9)
+    took = median(nbytes, LARGE_ROUNDS)
+    rate = nbytes / 2**20 / max(took - latency, took / 2)  # the latency was measured by itself, and may be too long
     return rate, latency * 1e6
 
 
