@@ -105,7 +105,10 @@ class CupyBackend(Backend):
     def settle(self, value: Any) -> Any:
         # Not ascontiguousarray: that gives an array without dimensions one.
         holds_more = value.base is not None and value.base.nbytes > value.nbytes
-        return value.copy(order="C") if holds_more or not value.flags.c_contiguous else value
+        if not holds_more and value.flags.c_contiguous:
+            return value
+        with self.running():  # CuPy copies to the device that is current
+            return value.copy(order="C")
 
     def running(self) -> AbstractContextManager[Any]:
         device: AbstractContextManager[Any] = self.array_module.cuda.Device(self.number)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fuel_parallel.backends import backend_of
+from fuel_parallel.backends.device_memory import Stream
 from fuel_parallel.lazy.node import Spec
 from fuel_parallel.runtime.memory import ALIGNMENT, Place
 
@@ -20,6 +21,7 @@ class Arena:
         self.nbytes = 0
         self.address = 0
         self._views: dict[tuple[int, Spec], Any] = {}
+        self._stream: Stream | None = None
 
     @property
     def addresses(self) -> range:
@@ -37,6 +39,17 @@ class Arena:
             skip = -backend.address(raw) % ALIGNMENT
             self.memory, self.nbytes = raw[skip : skip + nbytes], nbytes
             self.address = backend.address(self.memory)
+
+    def follow(self) -> None:
+        """Lets a plan on the current stream begin after those that work in the bytes on another one."""
+        backend = backend_of(self.device)
+        if backend.memory is None:
+            return
+        with backend.running():
+            stream, before = backend.memory.stream(), self._stream
+            if before is not None and before.ptr != stream.ptr:
+                stream.wait_event(before.record())
+            self._stream = stream
 
     def release(self) -> None:
         """Lets all bytes go."""

@@ -89,7 +89,10 @@ class Captures:
             try:
                 graph.launch(run, backend.array_module)
             except NotLaunched as reason:
-                self._give_up(stretch, f"its launch failed: {reason}")
+                if isinstance(reason.__cause__, MemoryError):
+                    stretch.graph = None  # the kernels may find room, and a later run may capture again
+                else:
+                    self._give_up(stretch, f"its launch failed: {reason}")
                 return False
         for step in stretch.steps:
             for slot in step.dies:
@@ -108,7 +111,9 @@ class Captures:
         stretch.unsettled += waits
         if waits and stretch.unsettled == MOST_UNSETTLED:
             self._give_up(stretch, "what it reads is large, has gaps or is replaced, and lies elsewhere in each run")
-        elif stretch.tries == MOST_TRIES:
+        elif stretch.tries >= MOST_TRIES and stretch.graph is not None and stretch.graph.fits(now):
+            return stretch.graph
+        elif stretch.tries >= MOST_TRIES:
             self._give_up(stretch, f"something else has moved after each of {MOST_TRIES} captures")
         elif not waits:
             stretch.tries, stretch.graph = stretch.tries + 1, None

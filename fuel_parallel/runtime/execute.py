@@ -106,6 +106,8 @@ class _Run:
             if arena_of(device).nbytes < nbytes:
                 release_graphs(device)  # they work on the bytes that are let go
                 arena_of(device).at_least(nbytes)
+            if device != HOST:
+                arena_of(device).follow()
         by_graphs = plan.captures is not None and not recorder and graphs_are_on()
         if by_graphs or plan.lanes is None or not run_side_by_side(self, plan.lanes):
             self._one_by_one(by_graphs)

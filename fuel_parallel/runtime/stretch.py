@@ -193,15 +193,17 @@ class Graph:
 
     def launch(self, run: Run, xp: Any) -> None:
         """Copies in what moves, launches, and puts the results where they are read."""
+        taken = self.taken - run.taken
         try:
             rooms = [made.room(xp) for made in self.made]
             for slot, buffer in self.buffers.items():
                 buffer[...] = run.values[slot]
+            run.taken.update(taken)  # before the launch: an interrupt may come right after it
             self.recording.launch()
         except Exception as reason:
+            run.taken -= taken
             raise NotLaunched(f"{type(reason).__name__}: {reason}") from reason
         self.used = next(_clock)
-        run.taken.update(self.taken)
         for made, room in zip(self.made, rooms, strict=True):
             run.values[made.slot] = made.value(run.values, room, xp)
             run.new_bytes += sum(array.nbytes for array in room)

@@ -25,6 +25,7 @@ from train_gpt import Config
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
+from fuel_parallel.backends import cuda_graph
 from fuel_parallel.errors import RealizeError
 from fuel_parallel.module import Variable
 from fuel_parallel.runtime import capture, execute, passes, stretch
@@ -429,3 +430,60 @@ def test_of_many_graphs_the_one_that_was_launched_last_but_all_others_is_dropped
         kept.append(last_plan())
     assert [bool(p.captures.stretches[0].graph) for p in kept] == [False, True, True]  # type: ignore[union-attr]
     assert chain(xs[0]).realize().numpy()[0] == expected(1.0)
+
+
+# Streams, devices, interrupts, and arrays without elements.
+
+
+def test_a_plan_on_another_stream_begins_after_those_that_share_its_arena(cupy: Any, unfused: None) -> None:
+    values = np.arange(6.0)
+    a, b = on_device(values), on_device(values * 100)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        first = chain(a).realize()
+    second = chain(b).realize()
+    np.testing.assert_allclose(second.numpy(), expected(values * 100))
+    stream.synchronize()
+    np.testing.assert_allclose(first.numpy(), expected(values))
+
+
+def test_an_interrupt_right_after_a_launch_does_not_lead_to_a_second_update(
+    unfused: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, v = on_device([1.0, 2.0]), Variable(on_device([1.0, 2.0]))
+
+    def step() -> None:
+        v.assign(v + chain(x))
+        fp.realize(v)
+
+    for _ in range(4):
+        step()
+    launch = cuda_graph.CudaGraph.launch
+
+    def interrupted(graph: cuda_graph.CudaGraph) -> None:
+        launch(graph)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cuda_graph.CudaGraph, "launch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    monkeypatch.undo()
+    with pytest.raises(RealizeError, match="is lost"):
+        v.numpy()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_part_of_a_result_stays_on_its_device(number: int) -> None:
+    values = np.arange(12.0).reshape(3, 4)
+    x = ft.asarray(values, device=f"cuda:{number}").realize()
+    np.testing.assert_array_equal(x[:2].numpy(), values[:2])
+    np.testing.assert_array_equal(x.T.numpy(), values.T)
+    np.testing.assert_allclose(ft.exp(x)[0].numpy(), np.exp(values[0]))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_arrays_without_elements(shape: tuple[int, ...]) -> None:
+    x = on_device(np.zeros(shape))
+    assert ft.softmax(ft.tanh(x) * 2 + 1).numpy().shape == shape
+    assert ft.sum(ft.tanh(x) * 2).item() == 0
+    np.testing.assert_array_equal(ft.sum(ft.exp(x) + 1, axis=-1).numpy(), np.zeros(shape[:-1]))

@@ -131,12 +131,7 @@ def check_attention(name: str, query: Tensor, key: Tensor, value: Tensor, mask: 
 
 def _infer_attention(inputs: tuple[Spec, ...], causal: builtins.bool, scale: float, keeps: builtins.bool) -> Spec:
     query, key, value = inputs[:3]
-    return Spec((*query.shape[:-1], _width(key, value, keeps)), _wide(query.dtype), query.device)
-
-
-def _wide(dtype: Any) -> Any:
-    """16 bits are too few for the logarithms that the backward pass starts from, and for sums."""
-    return np.dtype(np.float32) if dtypes.is_half(dtype) else dtype
+    return Spec((*query.shape[:-1], _width(key, value, keeps)), dtypes.accumulated_in(query.dtype), query.device)
 
 
 def _width(key: Any, value: Any, keeps: builtins.bool) -> int:
@@ -146,7 +141,7 @@ def _width(key: Any, value: Any, keeps: builtins.bool) -> int:
 
 def _attention_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float, keeps: builtins.bool) -> Any:
     query, key, value = inputs[:3]
-    out = xp.empty((*query.shape[:-1], _width(key, value, keeps)), dtype=_wide(query.dtype))
+    out = xp.empty((*query.shape[:-1], _width(key, value, keeps)), dtype=dtypes.accumulated_in(query.dtype))
     attention_into(xp, out, inputs, causal, scale, keeps)
     return out
 
@@ -240,7 +235,7 @@ _LOWEST = {np.dtype(np.float32): np.float32(-1e30), np.dtype(np.float64): np.flo
 
 def _unpack(xp: Any, inputs: Any) -> tuple[Any, Any, Any, Any]:
     """Query, key, value and mask with at least one dimension before the heads."""
-    query, key, value = (_batched(x.astype(_wide(x.dtype), copy=False)) for x in inputs[:3])
+    query, key, value = (_batched(x.astype(dtypes.accumulated_in(x.dtype), copy=False)) for x in inputs[:3])
     mask = inputs[3] if len(inputs) > 3 else None
     return query, key, value, None if mask is None else xp.broadcast_to(mask, (*query.shape[:-1], key.shape[-2]))
 
@@ -294,15 +289,18 @@ _tiles: dict[Any, Any] = {}
 
 
 def _causal_tile(xp: Any, rows: slice, columns: slice, diagonal: int, dtype: Any) -> Any:
-    """0 where the key is seen and -inf where it lies in the query's future; a few tiles are kept."""
+    """0 where the key is seen and -inf where it lies in the query's future; a few tiles of the host are kept."""
     own = rows.start + diagonal - columns.start
-    key = (xp.__name__, rows.stop - rows.start, columns.stop - columns.start, own, dtype)
-    if key not in _tiles:
-        if len(_tiles) > 64:
-            _tiles.clear()
-        seen = xp.tril(xp.ones(key[1:3], dtype=bool), own)
-        _tiles[key] = xp.where(seen, dtype.type(0), dtype.type(-math.inf))
-    return _tiles[key]
+    key = (rows.stop - rows.start, columns.stop - columns.start, own, dtype)
+    tile = _tiles.get(key) if xp is np else None
+    if tile is None:
+        seen = xp.tril(xp.ones(key[:2], dtype=bool), own)
+        tile = xp.where(seen, dtype.type(0), dtype.type(-math.inf))
+        if xp is np:
+            if len(_tiles) > 64:
+                _tiles.clear()
+            _tiles[key] = tile
+    return tile
 
 
 def _attention_vjp(

@@ -146,8 +146,6 @@ def _check_below(what: str, highest: int, count: int) -> None:
         raise IndexingError(f"there is no {what} {highest}: these pages have {count}, from 0 on")
 
 
-WRITTEN = "[pages, page size, ...], [tokens, ...], [tokens] -> that of the pages"
-COPIED = "[pages, ...], [copies], [copies] -> that of the pages"
 WRITE_PAGES = define(
     Op(
         "write_pages",

@@ -79,7 +79,7 @@ class _Grouping:
 
     def _start(self, number: int, i: Instruction) -> None:
         shape = max((self.specs[number].shape, *(self.specs[v].shape for v in i.inputs)), key=math.prod)
-        if not shape or (i.spec.device == "cpu" and math.prod(shape) < SMALL):
+        if not shape or math.prod(shape) < (SMALL if i.spec.device == "cpu" else 1):
             return
         group = Group(*grid_of(shape))
         if self._join(group, number, i):
