@@ -15,7 +15,7 @@ from fuelrun.launch.processes import CLEANER
 
 
 @dataclass
-class Launcher:
+class Jobs:
     """Runs scripts in `folder`. Every process that it starts carries a mark, by which the ones left over are found."""
 
     folder: Path
@@ -44,6 +44,11 @@ class Launcher:
         process = self.start(*words, command=command, **environ)
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@dataclass
+class Launcher(Jobs):
+    """Jobs of this machine, and what is left of them."""
 
     def left(self) -> list[int]:
         """Processes of this test that still live, but for the one that clears /dev/shm some seconds later."""

@@ -21,6 +21,7 @@ import pytest
 
 from fuel_parallel.environment import without_launcher
 from fuelrun.launch import processes
+from tests.launcher import Jobs
 
 REMOTE_SHELL = Path(__file__).parent / "remote_shell.py"
 NAMES = ("first", "second")
@@ -54,40 +55,18 @@ class Machine:
 
 
 @dataclass
-class Network:
+class Network(Jobs):
     """The two machines, and jobs that are started on the first."""
 
-    folder: Path
-    mark: str
-    environ: dict[str, str]
     machines: list[Machine] = field(default_factory=list)
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def hosts(self) -> str:
         return ",".join(ADDRESSES)
 
-    def write(self, text: str, name: str = "script.py") -> str:
-        (self.folder / name).write_text(text)
-        return name
-
-    def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
-        go = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.folder)]
-        process = subprocess.Popen(
-            [*self.machines[0].enter(), *go, sys.executable, "-m", "fuelrun", *words],
-            env={**self.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(process)
-        return process
-
-    def run(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*words, **environ)
-        out, err = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    def start(self, *words: str, command: tuple[str, ...] = (), **environ: str) -> subprocess.Popen[str]:
+        go = ("sh", "-c", 'cd "$0" && exec "$@"', str(self.folder))
+        return super().start(*words, command=(*self.machines[0].enter(), *go, *command), **environ)
 
     def cut(self) -> None:
         """Pull the cable."""
