@@ -20,11 +20,8 @@ from fuel_parallel.context_parallel.layout import check_sequence, sequence_chunk
 from fuel_parallel.lazy import dtypes, effects
 from fuel_parallel.lazy.node import Op, Spec, apply, define
 from fuel_parallel.lazy.ops import creation, manipulation
-from fuel_parallel.lazy.ops.attention import (
-    attention_backward_into,
-    attention_into,
-    scaled_dot_product_attention,
-)
+from fuel_parallel.lazy.ops.attention import scaled_dot_product_attention
+from fuel_parallel.lazy.ops.attention_blocks import attention_backward_into, attention_into
 from fuel_parallel.lazy.tensor import Tensor
 
 Shape = tuple[int, ...]

@@ -128,7 +128,7 @@ def _index_kernel(xp: Any, inputs: Any, axes: tuple[int, ...]) -> Any:
 
 def _index_add_kernel(xp: Any, inputs: Any, shape: Shape, axes: tuple[int, ...]) -> Any:
     g = inputs[0]
-    result = xp.empty(shape, dtype=np.float32 if dtypes.is_half(g.dtype) else g.dtype)
+    result = xp.empty(shape, dtype=dtypes.accumulated_in(g.dtype))
     _index_add_into(xp, result, inputs, shape, axes)
     return result.astype(g.dtype, copy=False)
 

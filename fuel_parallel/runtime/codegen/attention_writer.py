@@ -15,6 +15,7 @@ nothing. 16-bit floats are computed in float32.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,7 +60,7 @@ class Form:
     @property
     def computed(self) -> DType:
         """The dtype of arithmetic, and of results."""
-        return dtypes.float32 if dtypes.is_half(self.dtype) else self.dtype
+        return dtypes.accumulated_in(self.dtype)
 
     def stored_dtypes(self) -> tuple[DType, ...]:
         """The dtypes of arrays in memory."""
@@ -78,7 +79,7 @@ class Source:
         return heads * -(-rows // self.tiling.rows)
 
 
-class AttentionWriter:
+class AttentionWriter(ABC):
     """Writes the kernels `names` of a form, of which each has a template among `templates`."""
 
     steps: ClassVar[tuple[str, ...]]
@@ -116,17 +117,17 @@ class AttentionWriter:
             "value_column": column_of(self.value_row, lanes, "e"),
         }
 
+    @abstractmethod
     def shared_elements(self) -> int:
         """Elements of all that a kernel has in shared memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def result_columns(self) -> int:
         """Columns of results in a thread's registers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kernels(self) -> list[str]:
         """The texts of the kernels."""
-        raise NotImplementedError
 
     def fits(self) -> bool:
         """Whether a block's memory holds the tiles, and a thread's registers the results."""

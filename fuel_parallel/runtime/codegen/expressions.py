@@ -240,7 +240,7 @@ class Vocabulary:
 
     def _function(self, name: str, dtype: DType) -> str:
         # Halves are computed in float: one definition serves both.
-        dtype = dtypes.float32 if dtypes.is_half(dtype) else dtype
+        dtype = dtypes.accumulated_in(dtype)
         full = f"{name}_{dtype.name}"
         if full not in self.definitions:
             body = self.resolve(FUNCTIONS[name], dtype, name=full)

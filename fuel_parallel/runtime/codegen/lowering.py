@@ -222,11 +222,6 @@ def _row_dot(body: Body, inputs: tuple[int, ...], operation: Operation) -> int:
     return body.reduce_rows("add", product, operation.dtype)
 
 
-def _wide(dtype: DType) -> DType:
-    """The dtype in which a whole function is computed before it is rounded once."""
-    return dtypes.float32 if dtypes.is_half(dtype) else dtype
-
-
 def _exponentials(body: Body, x: int, dtype: DType) -> tuple[int, int, int]:
     """x less the row's maximum, the exponentials of that, and their sum."""
     top = body.reduce_rows("maximum", x, dtype)
@@ -236,13 +231,13 @@ def _exponentials(body: Body, x: int, dtype: DType) -> tuple[int, int, int]:
 
 
 def _softmax(body: Body, inputs: tuple[int, ...], operation: Operation) -> int:
-    wide = _wide(operation.dtype)
+    wide = dtypes.accumulated_in(operation.dtype)  # rounded once
     _, e, total = _exponentials(body, body.cast(inputs[0], wide), wide)
     return body.cast(body.element("divide", (e, total), wide, Extent.FULL), operation.dtype)
 
 
 def _log_softmax(body: Body, inputs: tuple[int, ...], operation: Operation) -> int:
-    wide = _wide(operation.dtype)
+    wide = dtypes.accumulated_in(operation.dtype)  # rounded once
     shifted, _, total = _exponentials(body, body.cast(inputs[0], wide), wide)
     log = body.element("log", (total,), wide, Extent.ROW)
     return body.cast(body.element("subtract", (shifted, log), wide, Extent.FULL), operation.dtype)
@@ -250,7 +245,7 @@ def _log_softmax(body: Body, inputs: tuple[int, ...], operation: Operation) -> i
 
 def _normalize(body: Body, inputs: tuple[int, ...], operation: Operation) -> int:
     eps, centered = operation.attrs
-    wide = _wide(operation.dtype)
+    wide = dtypes.accumulated_in(operation.dtype)  # rounded once
     x = body.cast(inputs[0], wide)
     if centered:
         x = body.element("subtract", (x, _mean_of(body, x, wide)), wide, Extent.FULL)

@@ -50,7 +50,7 @@ class Writer:
 
     def computed_dtype(self, dtype: DType) -> DType:
         """The dtype that values of `dtype` have in registers."""
-        return dtypes.float32 if dtypes.is_half(dtype) else dtype
+        return dtypes.accumulated_in(dtype)
 
     def name_of(self, n: int) -> str:
         """The C name of a value."""

@@ -18,7 +18,7 @@ import numpy as np
 from fuel_parallel.lazy.dtypes import is_half
 from fuel_parallel.lazy.node import Shape, Spec, apply
 from fuel_parallel.lazy.ops import attention as ops
-from fuel_parallel.lazy.ops import binary, elementwise, manipulation, reductions
+from fuel_parallel.lazy.ops import attention_blocks, binary, elementwise, manipulation, reductions
 from fuel_parallel.lazy.tensor import Tensor
 from fuel_parallel.runtime.graph import Builder, Graph, graph_of
 from fuel_parallel.runtime.passes.matching import Bound, Values
@@ -179,7 +179,7 @@ def pays(scores: Spec, operands: list[Spec]) -> bool:
 
     The backward op computes the scores again, which takes longer than to read them where they are few.
     """
-    return scores.size > max(ops.SCORES, 2 * sum(spec.size for spec in operands))
+    return scores.size > max(attention_blocks.SCORES, 2 * sum(spec.size for spec in operands))
 
 
 def _spread(spec: Spec, shape: Shape) -> Spec:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
-from fuel_parallel.lazy.ops import attention
+from fuel_parallel.lazy.ops import attention, attention_blocks
 
 
 @given(st.data())
@@ -29,14 +29,18 @@ def test_blocks_of_any_size_give_the_dense_result_and_gradients(data):
 
     query, key, value = tensor(kv_heads * groups, q, dim), tensor(kv_heads, k, dim), tensor(kv_heads, k, width)
     mask = ft.asarray(rng.random((q, k)) < 0.7) if draw(st.booleans()) else None
-    sizes = attention.QUERY_BLOCK, attention.KEY_BLOCK, attention.SCORES
-    attention.QUERY_BLOCK, attention.KEY_BLOCK, attention.SCORES = draw(st.integers(1, 4)), draw(st.integers(1, 4)), 8
+    sizes = attention_blocks.QUERY_BLOCK, attention_blocks.KEY_BLOCK, attention_blocks.SCORES
+    attention_blocks.QUERY_BLOCK, attention_blocks.KEY_BLOCK, attention_blocks.SCORES = (
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 4)),
+        8,
+    )
     try:
         found = ft.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
         gradients = ft.grad(ft.sum(ft.sin(found)), [query, key, value])
         fp.realize(found, gradients)
     finally:
-        attention.QUERY_BLOCK, attention.KEY_BLOCK, attention.SCORES = sizes
+        attention_blocks.QUERY_BLOCK, attention_blocks.KEY_BLOCK, attention_blocks.SCORES = sizes
     dense = attention.dense_attention(query, key, value, mask, causal, dim**-0.5)
     wanted = ft.grad(ft.sum(ft.sin(dense)), [query, key, value])
     for ours, theirs in zip([found, *gradients], [dense, *wanted], strict=True):
@@ -55,3 +59,11 @@ def test_memory_grows_with_the_length_alone(length):
     all_scores = 4 * length * length
     assert peak < all_scores / 4
     assert peak < 3_500_000 + 400 * length
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_without_any_key_the_result_is_zero(causal: bool) -> None:
+    query, key = ft.asarray(np.ones((1, 2, 3, 4))), ft.asarray(np.ones((1, 2, 0, 4)))
+    found = ft.scaled_dot_product_attention(query, key, key, causal=causal)
+    gradient, _ = ft.grad(ft.sum(found), [query, key])
+    assert found.tolist() == gradient.tolist() == np.zeros((1, 2, 3, 4)).tolist()

@@ -262,35 +262,26 @@ def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
     ]
 
 
-def _infer_triangle(name: str) -> Any:
+def _triangle(name: str) -> Op:
     def infer(x: Spec, diagonal: int) -> Spec:
         if len(x.shape) < 2:
             raise ShapeError(f"{name}: expected at least 2 dimensions, but x has shape {x.shape}")
         return x
 
-    return infer
+    op: Op = define(
+        Op(
+            name,
+            infer,
+            kernel=lambda xp, x, diagonal: getattr(xp, name)(x, diagonal),
+            vjp=(lambda g, y, x, diagonal: Tensor(apply(op, (g.node,), diagonal)),),
+            attr_names=("diagonal",),
+            shapes="[..., m, n] -> [..., m, n]",
+        )
+    )
+    return op
 
 
-TRIL = define(
-    Op(
-        "tril",
-        infer=_infer_triangle("tril"),
-        kernel=lambda xp, x, diagonal: xp.tril(x, diagonal),
-        vjp=(lambda g, y, x, diagonal: tril(g, k=diagonal),),
-        attr_names=("diagonal",),
-        shapes="[..., m, n] -> [..., m, n]",
-    )
-)
-TRIU = define(
-    Op(
-        "triu",
-        infer=_infer_triangle("triu"),
-        kernel=lambda xp, x, diagonal: xp.triu(x, diagonal),
-        vjp=(lambda g, y, x, diagonal: triu(g, k=diagonal),),
-        attr_names=("diagonal",),
-        shapes="[..., m, n] -> [..., m, n]",
-    )
-)
+TRIL, TRIU = _triangle("tril"), _triangle("triu")
 
 
 def tril(x: Tensor, /, *, k: int = 0) -> Tensor:
