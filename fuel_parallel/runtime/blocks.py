@@ -105,18 +105,11 @@ class _Source:
     # Inputs and memory.
 
     def _lay_over_grid(self) -> None:
-        """Inputs and outputs become matrices of rows and columns, vectors if rows are of no account, or scalars."""
         p = self.program
         extents = {f"i{register}": extent for register, (extent, _) in enumerate(p.inputs)}
         extents |= {f"o{number}": p.extent_of(register) for number, (register, _) in enumerate(p.outputs)}
         for name, extent in extents.items():
-            if extent in (Extent.SCALAR, Extent.TOTAL):
-                shape = "()"
-            elif self.flat:
-                shape = "-1"
-            else:
-                shape = f"{p.rows}, 1" if extent is Extent.ROW else f"-1, {p.columns}"
-            self.setup.append(f"{name} = {name}.reshape({shape})")
+            self.setup.append(f"{name} = {name}.reshape({p.on_grid(extent)})")
 
     def _input(self, register: int) -> None:
         extent, period = self.program.inputs[register]

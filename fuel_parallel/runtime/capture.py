@@ -95,8 +95,7 @@ class Captures:
                     self._give_up(stretch, f"its launch failed: {reason}")
                 return False
         for step in stretch.steps:
-            for slot in step.dies:
-                run.values[slot] = None
+            _let_go(run, step)
         return True
 
     def _anew(self, stretch: Stretch, run: Run, backend: Backend, now: Situation) -> Graph | None:
@@ -111,9 +110,9 @@ class Captures:
         stretch.unsettled += waits
         if waits and stretch.unsettled == MOST_UNSETTLED:
             self._give_up(stretch, "what it reads is large, has gaps or is replaced, and lies elsewhere in each run")
-        elif stretch.tries >= MOST_TRIES and stretch.graph is not None and stretch.graph.fits(now):
-            return stretch.graph
         elif stretch.tries >= MOST_TRIES:
+            if stretch.graph is not None and stretch.graph.fits(now):
+                return stretch.graph
             self._give_up(stretch, f"something else has moved after each of {MOST_TRIES} captures")
         elif not waits:
             stretch.tries, stretch.graph = stretch.tries + 1, None
@@ -136,6 +135,7 @@ class Captures:
                 buffers[slot] = run.values[slot] = xp.empty(before[slot].shape, dtype=before[slot].dtype)
             for at in stretch.steps:
                 run.do(at, xp)
+                _let_go(run, at)
             at = None
 
         run.spare = spare - moving
@@ -196,6 +196,11 @@ class Captures:
         over = {place.leaf for step in steps for place in step.places if place.leaf >= 0}
         over |= {step.inputs[0] for step in steps if step.updates and step.inputs[0] < self.leaves}
         return Stretch(first, steps, tuple(reads), tuple(sorted(made & after)), frozenset(over), self.leaves)
+
+
+def _let_go(run: Run, step: Step) -> None:
+    for slot in step.dies:
+        run.values[slot] = None
 
 
 def _may_capture(step: Step, specs: Sequence[Spec]) -> bool:

@@ -24,9 +24,9 @@ from fuel_parallel.runtime.lanes import HOST
 from fuel_parallel.runtime.memory import MemoryPlan, Place
 from fuel_parallel.runtime.plan import Plan, Step
 from fuel_parallel.runtime.region import REGION, region_into
-from fuel_parallel.runtime.side_by_side import Compute, run_side_by_side
+from fuel_parallel.runtime.side_by_side import run_side_by_side
 from fuel_parallel.runtime.stretch import graph_bytes, release_graphs
-from fuel_parallel.runtime.trace import recorder
+from fuel_parallel.runtime.trace import Compute, recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,12 @@ class _Run:
     def run(self) -> list[Any]:
         plan, values = self.plan, self.values
         for device, nbytes in plan.memory.arenas.items():
-            if arena_of(device).nbytes < nbytes:
+            arena = arena_of(device)
+            if arena.nbytes < nbytes:
                 release_graphs(device)  # they work on the bytes that are let go
-                arena_of(device).at_least(nbytes)
+                arena.at_least(nbytes)
             if device != HOST:
-                arena_of(device).follow()
+                arena.follow()
         by_graphs = plan.captures is not None and not recorder and graphs_are_on()
         if by_graphs or plan.lanes is None or not run_side_by_side(self, plan.lanes):
             self._one_by_one(by_graphs)
@@ -122,7 +123,7 @@ class _Run:
         return results
 
     def _one_by_one(self, by_graphs: bool) -> None:
-        plan = self.plan
+        plan, values = self.plan, self.values
         compute = self.noted(HOST, self._compute)
         device = ""
         with ExitStack() as active:
@@ -136,12 +137,14 @@ class _Run:
                 if step.finishes:
                     self.finish(step.finishes)
                 self.do(step, xp, compute)
+                for slot in step.dies:
+                    values[slot] = None
                 if self.under_way:
                     self.progress()
             self.finish(tuple(self.under_way))
 
     def do(self, step: Step, xp: Any, compute: Compute | None = None) -> None:
-        """Runs one step, by `compute` if that is given, and lets go of what it was the last to read."""
+        """Runs one step, by `compute` if that is given; what it was the last to read is let go of by the caller."""
         values, compute = self.values, compute or self._compute
         arguments = [values[slot] for slot in step.inputs]
         try:
@@ -150,21 +153,19 @@ class _Run:
             raise
         except Exception as reason:
             values[step.output] = self._with_room(compute, step, xp, arguments, reason)
-        for slot in step.dies:
-            values[slot] = None
 
     def _with_room(self, compute: Compute, step: Step, xp: Any, arguments: list[Any], reason: Exception) -> Any:
         """The step once more if it found no memory and graphs have some, which they hold for speed only."""
         # What writes over its input, or has begun something with other ranks, is not begun twice.
         once = step.op.update is not None or step.op.crosses_ranks
         if once or not isinstance(reason, MemoryError) or not release_graphs(step.spec.device):
-            raise self.failure(step, arguments, reason) from reason
+            raise self._failure(step, arguments, reason) from reason
         try:
             return compute(step, xp, arguments)
         except FuelError:
             raise
         except Exception as again:
-            raise self.failure(step, arguments, again) from again
+            raise self._failure(step, arguments, again) from again
 
     def _compute(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
         op = step.op
@@ -256,21 +257,17 @@ class _Run:
             except FuelError:
                 raise
             except Exception as reason:
-                raise self.failure(step, [], reason) from reason
+                raise self._failure(step, [], reason) from reason
             if recorder:
                 recorder.went_on(step)
-
-    def failure(self, step: Step, arguments: list[Any], reason: Exception) -> RealizeError:
-        return _failure(step, arguments, self.computed[step.origin], reason)
 
     def abandon(self) -> None:
         for device in forget_arenas():
             release_graphs(device)
 
-
-def _failure(step: Step, arguments: list[Any], node: Node, reason: Exception) -> RealizeError:
-    inputs = ", ".join(f"{a.dtype.name}{list(a.shape)}" if hasattr(a, "dtype") else str(a) for a in arguments)
-    what = f"{step.op.name}({inputs}) -> {step.spec} failed: {type(reason).__name__}: {reason}"
-    if isinstance(reason, MemoryError):
-        what += f" (the result alone needs {step.spec.nbytes / 2**20:.0f} MiB)"
-    return RealizeError(f"{what}\n  built at {describe_line(node.line)}")
+    def _failure(self, step: Step, arguments: list[Any], reason: Exception) -> RealizeError:
+        inputs = ", ".join(f"{a.dtype.name}{list(a.shape)}" if hasattr(a, "dtype") else str(a) for a in arguments)
+        what = f"{step.op.name}({inputs}) -> {step.spec} failed: {type(reason).__name__}: {reason}"
+        if isinstance(reason, MemoryError):
+            what += f" (the result alone needs {step.spec.nbytes / 2**20:.0f} MiB)"
+        return RealizeError(f"{what}\n  built at {describe_line(self.computed[step.origin].line)}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fuel_parallel.lazy.node import DATA, Spec, describe_line, graph_lock
+from fuel_parallel.lazy.node import DATA, describe_line, graph_lock
 from fuel_parallel.lazy.ops.creation import COPY
 from fuel_parallel.lazy.outline import Entry, category_of, describe_attributes
 from fuel_parallel.lazy.tensor import Tensor
-from fuel_parallel.runtime.graph import trace
+from fuel_parallel.runtime.graph import spec_of_constant, trace
 from fuel_parallel.runtime.plan import plans
 
 
@@ -25,7 +25,7 @@ def outline_of_plan(tensors: Iterable[Tensor]) -> list[Entry]:
         for n in leaves
     ]
     for constant in plan.constants:
-        spec = Spec(tuple(constant.shape), constant.dtype)
+        spec = spec_of_constant(constant)
         entries.append(Entry("constant", "creation", (), repr(spec), (), spec.device, True, False, ""))
     for step in plan.steps:
         entries.append(

@@ -67,6 +67,14 @@ class Program:
         """How an operation's register lies over the grid."""
         return self.operations[register - len(self.inputs)].extent
 
+    def on_grid(self, extent: Extent) -> Shape:
+        """The shape of a value over the grid: a matrix, a vector if rows are of no account, or a scalar."""
+        if extent in (Extent.SCALAR, Extent.TOTAL):
+            return ()
+        if self.is_flat:
+            return (-1,)
+        return (self.rows, 1) if extent is Extent.ROW else (-1, self.columns)
+
     @cached_property
     def is_flat(self) -> bool:
         """Whether rows are of no account, so that all values are vectors."""

@@ -29,23 +29,13 @@ def region_into(xp: Any, outputs: list[Any], arrays: Any, program: Program, in_p
     if xp is np:
         run_blocks(program, arrays, outputs)
         return
-    flat = program.is_flat
-    inputs = [_on_grid(xp, a, kind, program, flat) for a, (kind, _) in zip(arrays, program.inputs, strict=True)]
+    grid = program.on_grid
+    inputs = [xp.asarray(a).reshape(grid(kind)) for a, (kind, _) in zip(arrays, program.inputs, strict=True)]
     results = [
-        _on_grid(xp, out, program.extent_of(register), program, flat)
+        out.reshape(grid(program.extent_of(register)))
         for out, (register, _) in zip(outputs, program.outputs, strict=True)
     ]
     _run_whole(xp, program, inputs, results)
-
-
-def _on_grid(xp: Any, array: Any, extent: Extent, program: Program, flat: bool) -> Any:
-    if extent in (Extent.SCALAR, Extent.TOTAL):
-        return xp.asarray(array).reshape(())
-    if flat:
-        return array.reshape(-1)
-    if extent is Extent.ROW:
-        return array.reshape(program.rows, 1)
-    return array.reshape(-1, program.columns)
 
 
 def _run_whole(xp: Any, program: Program, inputs: list[Any], outputs: list[Any]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import copy_context
 from functools import partial
@@ -20,12 +19,10 @@ from typing import Any, Protocol
 
 from fuel_parallel.backends import backend_of, device_of
 from fuel_parallel.backends.backend import Departure
-from fuel_parallel.errors import FuelError
 from fuel_parallel.runtime.lanes import HOST, Lanes, Task
 from fuel_parallel.runtime.plan import Plan, Step
+from fuel_parallel.runtime.trace import Compute
 from fuel_parallel.runtime.workers import leave, workers
-
-Compute = Callable[[Step, Any, list[Any]], Any]
 
 BETWEEN_PROGRESS = 0.001
 """Seconds between two times that a thread which waits for others drives its collectives forward."""
@@ -50,8 +47,8 @@ class Run(Protocol):
     def finish(self, slots: tuple[int, ...]) -> None:
         """Ends collectives."""
 
-    def failure(self, step: Step, arguments: list[Any], reason: Exception) -> Exception:
-        """What a user is told of a step that has failed."""
+    def do(self, step: Step, xp: Any, compute: Compute) -> None:
+        """Runs one step by `compute`; a failure names the line of the script."""
 
     def abandon(self) -> None:
         """Others are left at work: nobody else may use the memory of the run."""
@@ -213,18 +210,8 @@ class _Thread:
         for slot in task.behind:
             if (departure := self.together.departures.get(slot)) is not None:
                 departure.hold_up()
-        self._run_step(step, self.depart if task.goes_out else self.compute)
+        run.do(step, backend_of(self.device).array_module, self.depart if task.goes_out else self.compute)
         self.together.let_go(task.dies)
-
-    def _run_step(self, step: Step, compute: Compute) -> None:
-        values = self.run.values
-        arguments = [values[slot] for slot in step.inputs]
-        try:
-            values[step.output] = compute(step, backend_of(step.spec.device).array_module, arguments)
-        except FuelError:
-            raise
-        except Exception as reason:
-            raise self.run.failure(step, arguments, reason) from reason
 
     def _depart(self, step: Step, xp: Any, arguments: list[Any]) -> Any:
         departure = backend_of(device_of(arguments[0])).depart(arguments[0])

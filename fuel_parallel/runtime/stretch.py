@@ -33,7 +33,7 @@ class Run(Protocol):
     new_bytes: int
 
     def do(self, step: Step, xp: Any) -> None:
-        """Runs one step, and lets go of what it was the last to read."""
+        """Runs one step; a failure names the line of the script."""
 
 
 @dataclass(eq=False)
