@@ -83,13 +83,14 @@ class NodeLocalTransport(Transport):
 
     def all_reduce(self, x: Host, op: ReduceOp, out: Host | None = None) -> Host:
         """See `Transport.all_reduce`."""
-        if x is out and type(x) is _ARRAY and x.nbytes < self._shared_from and x.flags.c_contiguous and not announced:
+        if x is out and type(x) is _ARRAY and x.nbytes < self._shared_from and x.ndim == 1 and not announced:
             # Nothing is to be refused or settled: as `plain.all_reduce` without the calls, and mpi4py need not find out
             # the datatype. A third of the time of the smallest.
             mpi_op, datatypes = self._of_mpi[op]
             datatype = datatypes.get(x.dtype)
             if datatype is not None:
-                self._mpi_all_reduce(self._in_place, (x, datatype), mpi_op)
+                reduce = self._mpi_all_reduce
+                reduce(self._in_place, (x, datatype), mpi_op)
                 return x if op is not _AVG else averaged(x, op, self.ranks)
         check_buffers(x, out)
         if x.nbytes < self._shared_from:
