@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fuel_parallel.lazy import dtypes
-from fuel_parallel.lazy.node import Op, Spec, apply, define
+from fuel_parallel.lazy.node import Attrs, Op, Spec, apply, define
 from fuel_parallel.lazy.tensor import Tensor
 
 LEVELS = {"int8": (255, 128), "int4": (15, 8)}
@@ -87,12 +87,17 @@ def _transposed_kernel(xp: Any, inputs: tuple[Array, ...], storage: str, shape: 
     return out.astype(inputs[0].dtype, copy=False)
 
 
-def _vjp(index: int, g: Tensor, y: Tensor, inputs: tuple[Tensor, ...], *attrs: Any) -> Tensor | None:
-    return None if index else Tensor(apply(STORED_MATMUL_TRANSPOSED, (g.node, *(t.node for t in inputs[1:])), *attrs))
+def _vjp(asked: Any, g: Tensor, y: Tensor, inputs: tuple[Tensor, ...], *attrs: Any) -> list[Tensor | None]:
+    return _of_the_first(STORED_MATMUL_TRANSPOSED, g, inputs, attrs)
 
 
-def _transposed_vjp(index: int, h: Tensor, y: Tensor, inputs: tuple[Tensor, ...], *attrs: Any) -> Tensor | None:
-    return None if index else Tensor(apply(STORED_MATMUL, (h.node, *(t.node for t in inputs[1:])), *attrs))
+def _transposed_vjp(asked: Any, h: Tensor, y: Tensor, inputs: tuple[Tensor, ...], *attrs: Any) -> list[Tensor | None]:
+    return _of_the_first(STORED_MATMUL, h, inputs, attrs)
+
+
+def _of_the_first(op: Op, g: Tensor, inputs: tuple[Tensor, ...], attrs: Attrs) -> list[Tensor | None]:
+    """The cotangent of the activations; a stored matrix has none."""
+    return [Tensor(apply(op, (g.node, *(t.node for t in inputs[1:])), *attrs)), *[None] * (len(inputs) - 1)]
 
 
 _ATTRIBUTES = ("storage", "shape", "block")

@@ -224,17 +224,16 @@ def _push(node: Node, g: Tensor, dependent: set[Node], cotangents: dict[Node, Te
         if not inputs:
             op.vjp[0](g, y, *node.attrs)
             return
-        for index, source in enumerate(node.inputs):
-            needed = source in dependent
-            if not needed and not (op.crosses_ranks and dtypes.is_inexact(source.spec.dtype)):
+        asked = [i in dependent or (op.crosses_ranks and dtypes.is_inexact(i.spec.dtype)) for i in node.inputs]
+        parts: Sequence[Tensor | None]
+        if op.variadic:
+            parts = op.vjp(asked, g, y, inputs, *node.attrs)
+        else:
+            parts = [op.vjp[n](g, y, *inputs, *node.attrs) if is_asked else None for n, is_asked in enumerate(asked)]
+        for source, part, is_asked in zip(node.inputs, parts, asked, strict=True):
+            if part is None or not is_asked:
                 continue
-            if op.variadic:
-                part = op.vjp(index, g, y, inputs, *node.attrs)
-            else:
-                part = op.vjp[index](g, y, *inputs, *node.attrs)
-            if part is None:
-                continue
-            if not needed:
+            if source not in dependent:
                 if part is not g:
                     effects.keep(part.node)
                 continue

@@ -84,8 +84,9 @@ class Op:
       input and must not write into one.
     - `into(xp, out, *arrays, *attrs)`, if there is one, does so in given memory; `ufunc` names numpy's function for it.
     - `vjp` has for each input a function `(g, y, *inputs, *attrs) -> cotangent of that input`, built of lazy tensors,
-      so that it can be differentiated again; for a variadic op one function `(index, g, y, inputs, *attrs)`. `ZERO`
-      says that the derivative is zero wherever it exists, `None` that the op has no gradient.
+      so that it can be differentiated again; for a variadic op one function `(asked, g, y, inputs, *attrs)` gives those
+      of all inputs, None where `asked` is False or there is none. `ZERO` says that the derivative is zero wherever it
+      exists, `None` that the op has no gradient.
 
     - `start(xp, *arrays, *attrs, reuse=..., out=...)`, if there is one, starts the op and gives an object with
       `progress()` and `wait()`, of which the latter gives the result; until then inputs must not be written. With

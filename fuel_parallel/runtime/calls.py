@@ -30,6 +30,6 @@ def expand_calls(graph: Graph) -> Graph:
     return without_dead(builder.finish())
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1 << 12)
 def _graph_of(body: Body) -> Graph:
     return expand_calls(trace(body.results, body.arguments)[0])

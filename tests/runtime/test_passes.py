@@ -14,6 +14,7 @@ import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.runtime import passes
+from fuel_parallel.runtime.calls import expand_calls
 from fuel_parallel.runtime.execute import execute
 from fuel_parallel.runtime.graph import trace
 from fuel_parallel.runtime.plan import PlanCache, make_plan, plans
@@ -37,17 +38,20 @@ def in_48_bits(tensors):
 
     How far they are from those of `computed` tells what rounding in another order may do to them. Ties stay ties.
     """
-    _, leaves, nodes = trace([t.node for t in tensors])
-    values = {leaf: leaf.value for leaf in leaves}
+    graph, leaves, nodes = trace([t.node for t in tensors])
+    written_out = expand_calls(graph)
+    values = [*(leaf.value for leaf in leaves), *written_out.constants]
     with np.errstate(all="ignore"):
-        for node in nodes:
-            inputs = [values[i] for i in node.inputs]
-            value = np.asarray(node.op.kernel(np, *([inputs] if node.op.variadic else inputs), *node.attrs))
+        for i in written_out.instructions:
+            inputs = [values[v] for v in i.inputs]
+            value = np.asarray(i.op.kernel(np, *([inputs] if i.op.variadic else inputs), *i.attrs))
             if value.dtype.kind == "f":
                 digits, exponent = np.frexp(value)
                 value = np.ldexp(np.rint(digits * 2.0**48), exponent - 48)
-            values[node] = value
-    return [values[t.node] for t in tensors]
+            values.append(value)
+    number = {node: i for i, node in enumerate([*leaves, *nodes])}
+    found = {old: values[new] for old, new in zip(graph.outputs, written_out.outputs, strict=True)}
+    return [found[number[t.node]] for t in tensors]
 
 
 def ops_under(tensors, names):

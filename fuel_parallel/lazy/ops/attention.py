@@ -141,20 +141,22 @@ def _attention_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float,
 
 
 def _attention_vjp(
-    index: int,
+    asked: Sequence[builtins.bool],
     g: Tensor,
     y: Tensor,
     inputs: tuple[Tensor, ...],
     causal: builtins.bool,
     scale: float,
     keeps: builtins.bool,
-) -> Tensor | None:
-    if index == 3:
-        return None
+) -> list[Tensor | None]:
     nodes = (g[..., : inputs[2].shape[-1]].node, y.node, *(t.node for t in inputs))
     packed = Tensor(apply(ATTENTION_BACKWARD, nodes, causal, scale))
-    start = builtins.sum(t.size for t in inputs[:index])
-    return manipulation.reshape(packed[start : start + inputs[index].size], inputs[index].shape)
+    parts: list[Tensor | None] = []
+    start = 0
+    for x, is_asked in zip(inputs[:3], asked, strict=False):
+        parts.append(manipulation.reshape(packed[start : start + x.size], x.shape) if is_asked else None)
+        start += x.size
+    return [*parts, *[None] * (len(inputs) - 3)]
 
 
 def _infer_backward(inputs: tuple[Spec, ...], causal: builtins.bool, scale: float) -> Spec:
@@ -170,13 +172,16 @@ def _backward_kernel(xp: Any, inputs: Any, causal: builtins.bool, scale: float) 
 
 
 def _backward_vjp(
-    index: int, h: Tensor, y: Tensor, inputs: tuple[Tensor, ...], causal: builtins.bool, scale: float
-) -> Tensor | None:
+    asked: Sequence[builtins.bool],
+    h: Tensor,
+    y: Tensor,
+    inputs: tuple[Tensor, ...],
+    causal: builtins.bool,
+    scale: float,
+) -> list[Tensor | None]:
     """By plain operations: the gradient of the dense gradient. The forward result is a function of the other inputs."""
     from fuel_parallel.lazy.autograd import grad
 
-    if index in (1, 5):
-        return None
     # Inputs may depend on each other; here each is a variable of its own.
     own = [t if i == 5 else elementwise.positive(t) for i, t in enumerate(inputs)]
     g, _, query, key, value = own[:5]
@@ -184,8 +189,9 @@ def _backward_vjp(
     dense = dense_attention(query, key, value, mask, causal, scale)
     first = grad(dense, [query, key, value], cotangent=creation.astype(g, dense.dtype))
     packed = manipulation.concat([manipulation.reshape(d, (-1,)) for d in first])
-    result: Tensor = grad(packed, own[index], cotangent=h)
-    return result
+    places = [place for place in (0, 2, 3, 4) if asked[place]]
+    found = dict(zip(places, grad(packed, [own[place] for place in places], cotangent=h), strict=True))
+    return [found.get(place) for place in range(len(inputs))]
 
 
 ATTENTION = define(

@@ -8,12 +8,12 @@ operations themselves: see `runtime.calls`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
 from fuel_parallel.lazy.node import Op, Spec, apply, data_node, define, topological
-from fuel_parallel.lazy.ops import elementwise
 from fuel_parallel.lazy.tensor import Tensor
 
 Function = Callable[..., Sequence[Tensor]]
@@ -74,6 +74,29 @@ def call(function: Function, arguments: Sequence[Tensor], *settings: Any) -> lis
     return [Tensor(apply(CALL, tuple(nodes), body, place)) for place in body.places]
 
 
+def called(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, of one result, as one node: what it is given is tensors, all of which it reads, and settings.
+
+    >>> from fuel_parallel.lazy.ops import creation
+    >>> @called
+    ... def scaled_sum(a, b, scale):
+    ...     return (a + b) * scale
+    >>> scaled_sum(creation.asarray(2.0), creation.asarray(3.0), 4.0).node.op.name
+    'call'
+    """
+
+    @wraps(function)
+    def several(*given: Any) -> tuple[Tensor]:
+        return (function(*given),)
+
+    @wraps(function)
+    def one_node(*given: Any) -> Tensor:
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        return call(several, tensors, *given[len(tensors) :])[0]
+
+    return one_node
+
+
 _bodies: dict[tuple[Function, tuple[Any, ...], tuple[Spec, ...]], Body] = {}
 _BODIES_LIMIT = 1 << 12
 
@@ -86,13 +109,17 @@ def _no_kernel(*_: Any) -> Any:
     raise RuntimeError("a call is replaced by its operations when a plan is made")
 
 
-def _vjp(index: int, g: Tensor, y: Tensor, inputs: tuple[Tensor, ...], body: Body, place: int) -> Tensor:
+def _vjp(
+    asked: Sequence[bool], g: Tensor, y: Tensor, inputs: tuple[Tensor, ...], body: Body, place: int
+) -> list[Tensor | None]:
     from fuel_parallel.lazy.autograd import grad
+    from fuel_parallel.lazy.ops.elementwise import positive
 
     # Inputs may depend on each other; here each is a variable of its own.
-    own = [elementwise.positive(t) if i == index else t for i, t in enumerate(inputs)]
-    result: Tensor = grad(body.built_on(own)[place], own[index], cotangent=g)
-    return result
+    own = [positive(t) if is_asked else t for t, is_asked in zip(inputs, asked, strict=True)]
+    variables = [t for t, is_asked in zip(own, asked, strict=True) if is_asked]
+    found = iter(grad(body.built_on(own)[place], variables, cotangent=g))
+    return [next(found) if is_asked else None for is_asked in asked]
 
 
 CALL = define(

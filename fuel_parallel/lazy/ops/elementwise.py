@@ -19,6 +19,7 @@ from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.node import ZERO, Op, Spec, apply, define
 from fuel_parallel.lazy.ops import creation
+from fuel_parallel.lazy.ops.call import called
 from fuel_parallel.lazy.tensor import Tensor
 
 Unary = Callable[[Tensor], Tensor]
@@ -297,6 +298,7 @@ silu = unary(
 )
 
 
+@called
 def _silu_vjp(g: Tensor, x: Tensor) -> Tensor:
     s = sigmoid(x)
     return g * (s * (1 + x * (1 - s)))
@@ -329,6 +331,7 @@ def gelu_tanh_by_parts(x: Tensor) -> Tensor:
     return x * _gelu_gate(x)[1]
 
 
+@called
 def _gelu_tanh_vjp(g: Tensor, x: Tensor) -> Tensor:
     # The derivative of the gate h is h * (1 - h) * (2 inner)', and of 2 inner it is 6 slope - 4 scale.
     slope, h = _gelu_gate(x)
@@ -356,6 +359,7 @@ def gelu_erf_by_parts(x: Tensor) -> Tensor:
     return x * _cumulative(x)
 
 
+@called
 def _gelu_erf_vjp(g: Tensor, x: Tensor) -> Tensor:
     density = exp(-0.5 * (x * x)) * (1 / math.sqrt(2 * math.pi))
     return g * (_cumulative(x) + x * density)

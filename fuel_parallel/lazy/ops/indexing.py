@@ -7,6 +7,7 @@ index tensors.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -163,9 +164,10 @@ INDEX = define(
         "index",
         _infer_index,
         _index_kernel,
-        vjp=lambda i, g, y, inputs, axes: (
-            Tensor(apply(INDEX_ADD, (g.node, *(t.node for t in inputs[1:])), inputs[0].shape, axes)) if i == 0 else None
-        ),
+        vjp=lambda asked, g, y, inputs, axes: [
+            Tensor(apply(INDEX_ADD, (g.node, *(t.node for t in inputs[1:])), inputs[0].shape, axes)),
+            *[None] * (len(inputs) - 1),
+        ],
         variadic=True,
         aliases=False,
         attr_names=("axes",),
@@ -178,7 +180,7 @@ INDEX_ADD: Op = define(
         infer=lambda inputs, shape, axes: Spec(shape, inputs[0].dtype, inputs[0].device),
         kernel=_index_add_kernel,
         into=_index_add_into,
-        vjp=lambda i, h, y, inputs, shape, axes: _index(h, inputs[1:], axes) if i == 0 else None,
+        vjp=lambda asked, h, y, inputs, shape, axes: [_index(h, inputs[1:], axes), *[None] * (len(inputs) - 1)],
         variadic=True,
         aliases=False,
         attr_names=("shape", "axes"),
@@ -198,7 +200,7 @@ INDEX_UPDATE = define(
         infer=lambda inputs, axes: inputs[0],
         kernel=by_copy(_update_index, variadic=True),
         update=_update_index,
-        vjp=lambda i, g, y, inputs, axes: _index_update_vjp(i, g, inputs, axes),
+        vjp=lambda asked, g, y, inputs, axes: _index_update_vjp(asked, g, inputs, axes),
         variadic=True,
         aliases=False,
         attr_names=("axes",),
@@ -207,10 +209,14 @@ INDEX_UPDATE = define(
 )
 
 
-def _index_update_vjp(i: int, g: Tensor, inputs: tuple[Tensor, ...], axes: tuple[int, ...]) -> Tensor | None:
-    if i == 0:
-        return _index_update(g, creation.zeros_like(inputs[1]), inputs[2:], axes)
-    return _index(g, inputs[2:], axes) if i == 1 else None
+def _index_update_vjp(
+    asked: Sequence[builtins.bool], g: Tensor, inputs: tuple[Tensor, ...], axes: tuple[int, ...]
+) -> list[Tensor | None]:
+    return [
+        _index_update(g, creation.zeros_like(inputs[1]), inputs[2:], axes) if asked[0] else None,
+        _index(g, inputs[2:], axes) if asked[1] else None,
+        *[None] * (len(inputs) - 2),
+    ]
 
 
 def _index(x: Tensor, indices: tuple[Tensor, ...], axes: tuple[int, ...]) -> Tensor:

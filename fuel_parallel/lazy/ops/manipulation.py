@@ -168,11 +168,16 @@ def _infer_concat(xs: tuple[Spec, ...], axis: int) -> Spec:
     return Spec((*first[:axis], total, *first[axis + 1 :]), xs[0].dtype, xs[0].device)
 
 
-def _concat_vjp(index: int, g: Tensor, y: Tensor, xs: tuple[Tensor, ...], axis: int) -> Tensor:
+def _concat_vjp(
+    asked: Sequence[builtins.bool], g: Tensor, y: Tensor, xs: tuple[Tensor, ...], axis: int
+) -> list[Tensor | None]:
+    parts: list[Tensor | None] = []
     start = 0
-    for x in xs[:index]:
-        start += x.shape[axis]
-    return g[(slice(None),) * axis + (slice(start, start + xs[index].shape[axis]),)]
+    for x, is_asked in builtins.zip(xs, asked, strict=True):
+        stop = start + x.shape[axis]
+        parts.append(g[(slice(None),) * axis + (slice(start, stop),)] if is_asked else None)
+        start = stop
+    return parts
 
 
 CONCAT = define(

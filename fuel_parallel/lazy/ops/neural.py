@@ -10,6 +10,7 @@ from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import Op, Spec, apply, define
 from fuel_parallel.lazy.ops import binary, creation, elementwise, indexing, manipulation, reductions
+from fuel_parallel.lazy.ops.call import called
 from fuel_parallel.lazy.ops.elementwise import in_float32
 from fuel_parallel.lazy.tensor import Tensor
 
@@ -104,7 +105,8 @@ def normalize_by_parts(x: Tensor, eps: float, centered: builtins.bool) -> Tensor
     return deviation * inverse
 
 
-def _normalize_vjp(g: Tensor, y: Tensor, x: Tensor, eps: float, centered: builtins.bool) -> Tensor:
+@called
+def _normalize_backward(g: Tensor, y: Tensor, x: Tensor, eps: float, centered: builtins.bool) -> Tensor:
     _, inverse = _deviation(x, eps, centered)
     inner = g - y * reductions.mean(g * y, axis=-1, keepdims=True)
     if centered:
@@ -117,7 +119,7 @@ NORMALIZE = define(
         "normalize",
         _infer_normalize,
         in_float32(_normalize_kernel),
-        (_normalize_vjp,),
+        (_normalize_backward,),
         attr_names=("eps", "centered"),
         shapes="[..., n] -> [..., n]",
         domain=dtypes.FLOATING,
