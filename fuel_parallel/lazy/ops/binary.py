@@ -56,7 +56,7 @@ def sum_to(g: Tensor, shape: Shape) -> Tensor:
     extra = g.ndim - len(shape)
     repeated = [extra + i for i, extent in enumerate(shape) if extent == 1 and g.shape[extra + i] != 1]
     summed = reductions.sum(g, axis=(*range(extra), *repeated), keepdims=False) if extra or repeated else g
-    return manipulation.reshape(summed, shape)
+    return summed if summed.shape == shape else manipulation.reshape(summed, shape)
 
 
 def binary(
