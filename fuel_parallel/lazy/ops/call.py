@@ -25,7 +25,7 @@ class Body:
     __slots__ = ("arguments", "name", "places", "reads", "results")
 
     def __init__(self, function: Function, specs: Sequence[Spec], settings: tuple[Any, ...]) -> None:
-        self.name = function.__name__
+        self.name = function.__name__.lstrip("_")
         given = [data_node(np.empty(0), spec) for spec in specs]
         found = [t.node for t in function(*map(Tensor, given), *settings)]
         self.results = tuple(dict.fromkeys(found))

@@ -41,12 +41,12 @@ def _matmul_into(xp: Any, out: Any, a: Any, b: Any) -> None:
 
 
 @called
-def _matmul_vjp_left(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _matmul_backward_left(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return binary.sum_to(_matmul(g, b.mT), a.shape)
 
 
 @called
-def _matmul_vjp_right(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _matmul_backward_right(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if b.ndim == 2 and a.ndim > 2:
         # The sum over leading dimensions belongs inside the product.
         a = manipulation.reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
@@ -63,7 +63,7 @@ MATMUL = define(
         "matmul",
         _infer_matmul,
         product_in_float32(_matmul_kernel),
-        (_matmul_vjp_left, _matmul_vjp_right),
+        (_matmul_backward_left, _matmul_backward_right),
         into=_matmul_into,
         aliases=False,
         shapes="[..., m, k], [..., k, n] -> [..., m, n]",

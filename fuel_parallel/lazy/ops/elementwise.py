@@ -292,7 +292,7 @@ relu = unary(
 
 
 @called
-def _silu_vjp(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
+def _silu_backward(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
     s = sigmoid(x)
     return g * (s * (1 + x * (1 - s)))
 
@@ -301,7 +301,7 @@ silu = unary(
     "silu",
     dtypes.FLOATING,
     lambda xp, x: x * _sigmoid(xp, x),
-    _silu_vjp,
+    _silu_backward,
     "x * sigmoid(x), also called swish (Elfwing et al., 2017, arXiv:1702.03118).",
 )
 
@@ -334,7 +334,7 @@ def gelu_tanh_by_parts(x: Tensor) -> Tensor:
 
 
 @called
-def _gelu_tanh_vjp(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
+def _gelu_tanh_backward(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
     # The derivative of the gate h is h * (1 - h) * (2 inner)', and of 2 inner it is 6 slope - 4 scale.
     slope, h = _gelu_gate(x)
     return g * (h + x * h * (1 - h) * (6 * slope - 4 * _GELU_SCALE))
@@ -362,17 +362,17 @@ def gelu_erf_by_parts(x: Tensor) -> Tensor:
 
 
 @called
-def _gelu_erf_vjp(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
+def _gelu_erf_backward(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
     density = exp(-0.5 * (x * x)) * (1 / math.sqrt(2 * math.pi))
     return g * (_cumulative(x) + x * density)
 
 
-_gelu_of_tanh = unary("gelu_tanh", dtypes.FLOATING, _gelu_tanh, _gelu_tanh_vjp, "gelu, tanh approximation.")
+_gelu_of_tanh = unary("gelu_tanh", dtypes.FLOATING, _gelu_tanh, _gelu_tanh_backward, "gelu, tanh approximation.")
 _gelu_of_erf = unary(
     "gelu_erf",
     dtypes.FLOATING,
     lambda xp, x: x * (0.5 * (1 + _erf(xp, x * x.dtype.type(math.sqrt(0.5))))),
-    _gelu_erf_vjp,
+    _gelu_erf_backward,
     "gelu, exact.",
 )
 
