@@ -46,7 +46,7 @@ def test_the_loss_starts_near_that_of_guessing_and_falls(
 ) -> None:
     losses = [record["loss"] for record in records(trained[1])]
     vocabulary = len(set(runpy.run_path(str(EXAMPLE))["read"](None)))  # each version of Python has other help texts
-    assert losses[0] == pytest.approx(math.log(vocabulary), abs=0.3)
+    assert losses[0] == pytest.approx(math.log(vocabulary), abs=0.5)
     assert losses[-1] < losses[0] - 0.5
 
 
