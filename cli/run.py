@@ -251,9 +251,16 @@ def run(
 
 def _prepare_trace(name: str) -> Path:
     """Where the trace goes; a folder that is not there is found out before the job, not after it."""
+    from fuelrun.launch.traces import is_replaceable
+
     path = Path(name).absolute()
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise click.UsageError(f"--trace takes a file that can be written; {name} cannot")
+    if not is_replaceable(path):
+        raise click.UsageError(
+            f"--trace takes a file for the trace; {name} is there and holds no trace, so it is left alone: "
+            "choose another name, or remove it"
+        )
     return path
 
 

@@ -118,7 +118,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         try:
             logs.divert(Path(log_dir), claim.rank, claim.world_size, tag=tag)
         except FuelError as error:
-            failure.end_rank(error)
+            failure.end_rank(error.with_traceback(None))
     reporting = None
     if channel:
         from fuelrun.launch import network
@@ -131,7 +131,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         try:
             binding.bind(claim, placing.place_rank(claim, binding.cores_of_ranks()))
         except FuelError as error:
-            failure.end_rank(error)
+            failure.end_rank(error.with_traceback(None))  # it is about an option: where it was read says nothing
     else:
         placing.place_rank(claim, frozenset())
     _run(target, alone=not claim.parallel and reporting is None)

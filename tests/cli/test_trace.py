@@ -207,3 +207,13 @@ def test_what_goes_on_beside_kernels_is_hidden_and_no_wait(fuelrun) -> None:
 def _drawn(fuelrun) -> str:
     assert fuelrun.run("trace", "--svg", "step.svg", "out.json").returncode == 0
     return (fuelrun.folder / "step.svg").read_text()
+
+
+def test_a_trace_takes_the_place_of_nothing_else(fuelrun) -> None:
+    script = fuelrun.write(SCRIPT)
+    for name in (script, "/dev/null"):
+        done = fuelrun.run("--trace", name, script)
+        assert done.returncode == 2
+        assert "is there and holds no trace, so it is left alone" in done.stderr
+    assert (fuelrun.folder / script).read_text() == SCRIPT
+    assert Path("/dev/null").is_char_device()
