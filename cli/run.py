@@ -19,7 +19,7 @@ from fuel_parallel.environment import LauncherClaim
 from fuel_parallel.errors import LaunchError
 from fuelrun import defaults, machine_options, settings
 from fuelrun.launch.script import Script
-from fuelrun.option_types import Count, Seconds, Threads, ranks_option
+from fuelrun.option_types import Count, Seconds, Threads, Words, ranks_option
 
 if TYPE_CHECKING:
     from fuelrun.launch.plan import Plan
@@ -111,7 +111,13 @@ class RunCommand(click.Command):
 )
 @machine_options.engine_option
 @click.option("--mpirun", metavar="PATH", help="The mpirun to use [default: the one of the MPI that mpi4py loads].")
-@click.option("--mpi-args", multiple=True, metavar="ARGS", help="Options for mpirun itself, quoted; may be repeated.")
+@click.option(
+    "--mpi-args",
+    multiple=True,
+    type=Words(),
+    metavar="ARGS",
+    help="Options for mpirun itself, quoted; may be repeated.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No notes, only errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell what is done, and show mpirun's own messages.")
 @click.argument("script")
@@ -140,7 +146,7 @@ def run(
     log_dir: str | None,
     engine: str,
     mpirun: str | None,
-    mpi_args: tuple[str, ...],
+    mpi_args: tuple[tuple[str, ...], ...],
     quiet: bool,
     verbose: bool,
     script: str,
@@ -203,7 +209,7 @@ def run(
         threads=threads,
         tag_output=tag_output,
         settings=of_ranks,
-        mpi_arguments=tuple(word for words in mpi_args for word in shlex.split(words)),
+        mpi_arguments=tuple(word for words in mpi_args for word in words),
         grace=grace,
         verbose=verbose,
         # Both: a rank that draws on the terminal prints there as well, and what is printed may belong into a file.

@@ -42,9 +42,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     >>> scaled([0.5, "1"])
     Traceback (most recent call last):
         ...
-    fuel_parallel.errors.ArgumentError: scaled: rates[1] must be a number, not the str '1'
+    fuel_parallel.errors.ArgumentError: scaled: rates[1] is a number, not the str '1'
     """
-    names = tuple(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters.values()
+    names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
     kinds: dict[str, Any] = {}
 
     @functools.wraps(function)
@@ -111,9 +112,12 @@ def _misfit(name: str, value: Any, kind: Any) -> str:
             place = _stranger(value, typing.get_args(one))
             if place is not None:
                 return _misfit(f"{name}[{place}]", value[place], typing.get_args(one)[0])
-    shown = f"{value!r:.60}" if isinstance(value, str | int | float | bytes) else ""
-    what = "None" if value is None else " ".join(filter(None, ["the", type(value).__name__, shown]))
-    return f"{name} must be {' or '.join(map(_named, _alternatives(kind)))}, not {what}"
+    if value is None or isinstance(value, bool | int | float):
+        what = repr(value)
+    else:
+        shown = f" {value!r:.60}" if isinstance(value, str | bytes) else ""
+        what = f"the {type(value).__name__}{shown}"
+    return f"{name} is {' or '.join(map(_named, _alternatives(kind)))}, not {what}"
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fuel_parallel import environment, failure
 from fuel_parallel.errors import FuelError
-from fuelrun.launch import binding, output, placing, processes, rendezvous, script, shared_memory
+from fuelrun.launch import binding, output, placing, processes, rendezvous, script, shared_memory, standard_input
 from fuelrun.launch.script import Script
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
     supervisor = os.environ.pop(SUPERVISOR, "")
     tag_output = bool(os.environ.pop(TAG_OUTPUT, "")) or tag_output
     threads = threads or os.environ.pop(THREADS, None)
+    standard_input.take(os.environ.pop(standard_input.STANDARD_INPUT, ""), claim.rank, os.uname().nodename)
 
     if claim.parallel and (channel or not job_dir) and claim.local_rank in (0, None):
         # Where fuelrun is on this machine it cleans up itself, unless it is killed.

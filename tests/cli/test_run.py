@@ -169,3 +169,9 @@ def test_help_teaches(fuelrun) -> None:
     assert done.returncode == 0
     for part in ("fuelrun -n 4 train.py", "mpirun -n 64 fuelrun train.py", "--tag-output", "doctor"):
         assert part in done.stdout
+
+
+def test_an_open_quotation_is_told(fuelrun) -> None:
+    done = fuelrun.run("-n", "2", "--mpi-args", "'--oversubscribe", fuelrun.write(""))
+    assert done.returncode == 2
+    assert done.stderr == 'fuelrun: --mpi-args "\'--oversubscribe": No closing quotation; quote it as in a shell\n'

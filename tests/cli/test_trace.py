@@ -113,7 +113,7 @@ def test_ranks_that_are_not_in_it_are_named(fuelrun) -> None:
 
 
 def test_the_file_of_an_earlier_job_is_not_taken_for_this_ones(fuelrun) -> None:
-    (fuelrun.folder / "out.json").write_text("old")
+    (fuelrun.folder / "out.json").write_text("{}")
     (fuelrun.folder / "out.json.rank-7.json").write_text("old")
     done = fuelrun.run("-n", "2", "--trace", "out.json", fuelrun.write("pass"))
     assert "no trace: no rank realized anything" in done.stderr
