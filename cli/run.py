@@ -309,6 +309,11 @@ def _check(target: Script) -> None:
         click.echo("".join(traceback.format_exception_only(error)), err=True, nl=False)
         sys.exit(1)
     except LaunchError as error:
-        if target.name == "doctor" and not target.module:
-            raise LaunchError(f"{error}; the command is `fuelrun doctor`, without options before it") from None
+        import difflib  # not at every start
+
+        from fuelrun.main import COMMANDS
+
+        command = next(iter(difflib.get_close_matches(target.name, COMMANDS, n=1, cutoff=0.7)), "")
+        if command and not target.module and not Path(target.name).exists():
+            raise LaunchError(f"{error}; the command is `fuelrun {command}`, without options before it") from None
         raise
