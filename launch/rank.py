@@ -12,7 +12,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -129,7 +128,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         failure.install(claim.rank, claim.world_size, record_to=reporting)
         os.environ.update(network.rank_variables(os.environ))
     if claim.parallel or reporting is not None:
-        _end_with_the_launcher(supervisor, reporting, folder)
+        _end_with_the_launcher(supervisor, reporting)
         try:
             binding.bind(claim, placing.place_rank(claim, binding.cores_of_ranks()))
         except FuelError as error:
@@ -191,15 +190,13 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _end_with_the_launcher(supervisor: str, reporting: Reporting | None, folder: Path | None) -> None:
+def _end_with_the_launcher(supervisor: str, reporting: Reporting | None) -> None:
     """End this rank when mpirun or fuelrun is gone, killed say: nobody would end it otherwise.
 
-    Open MPI's ranks are left to themselves when mpirun is killed, and go on computing. The folder of a fuelrun that was
-    killed is removed: nobody else would.
+    Open MPI's ranks are left to themselves when mpirun is killed, and go on computing.
     """
     watched = [os.getppid()]
-    pid = _pid_here(supervisor)
-    if pid is not None:
+    if (pid := _pid_here(supervisor)) is not None:
         watched.append(pid)
         reporting = None  # of what happens here fuelrun knows more
     me, daemon = os.getpid(), processes.name_of(watched[0])
@@ -210,8 +207,6 @@ def _end_with_the_launcher(supervisor: str, reporting: Reporting | None, folder:
             reporting.note(f"the launcher's process there ({daemon}) is gone")
         time.sleep(_ORPHAN_GRACE_S)
         if os.getpid() == me:
-            if folder is not None and pid is not None and not failure.lives(pid):
-                shutil.rmtree(folder, ignore_errors=True)
             os.kill(me, signal.SIGKILL)
 
     threading.Thread(target=wait, name="fuelrun-watch", daemon=True).start()
