@@ -12,6 +12,7 @@
 #                      cuBLAS, MPI ranks that share the GPU, NCCL on one rank; says what it skipped, and why
 #   make lint types    ruff; mypy on the installed package
 #   make docs          the documentation, into docs/_build/html
+#   make pictures      draws the pictures of the documentation anew, in docs/pictures
 #   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)
 #   make clean         removes all that the others made
 #
@@ -63,7 +64,7 @@ SHORT_PASSES_TESTS := tests/runtime --ignore tests/runtime/codegen tests/optim t
 PASSES_TESTS := $(SHORT_PASSES_TESTS) tests/lazy tests/examples
 PASSES = $(shell $(VENV)/bin/python -c 'from fuel_parallel.runtime import passes; print(*passes.PASSES)')
 
-.PHONY: demo test test-mpich test-plans test-gpu stress lint types docs bench clean help
+.PHONY: demo test test-mpich test-plans test-gpu stress lint types docs pictures bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -156,6 +157,10 @@ types: $(VENV)/dev.stamp
 docs: $(VENV)/docs.stamp
 	$(VENV)/bin/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+# Two of them are measured: draw them where nothing else runs.
+pictures: $(VENV)/test.stamp
+	for script in docs/pictures/*.py; do $(VENV)/bin/python $$script || exit; done
 
 bench: $(VENV)/demo.stamp $(BENCH_VENV)/peers.stamp
 	$(VENV)/bin/python benchmarks/report.py --peer-python $(BENCH_VENV)/bin/python $(BENCH_ARGS)
