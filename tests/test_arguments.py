@@ -46,6 +46,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a count as iterable": (lambda: fp.progress(3), "something to loop over"),
     "no folder": (lambda: fp.checkpoint.save(None, {"a": 1}, step=0), "directory is a string or a path"),
     "a string as step": (lambda: fp.checkpoint.load("runs", {"a": 1}, step="7"), "step is a whole number or None"),
+    "a count with a fraction": (lambda: ft.linspace(0, 1, 2.5), "num is a whole number of at least 0, not 2.5"),
+    "an einsum of tensors": (lambda: ft.einsum(ft.ones(2), ft.ones(2)), "the equation is a string such as"),
     "a probability above 1": (lambda: GENERATOR.bernoulli((2,), 1.5), "probability must lie in"),
     "a negative deviation": (lambda: GENERATOR.normal((2,), 0.0, -1.0), "std must not be negative"),
 }

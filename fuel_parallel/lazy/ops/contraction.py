@@ -139,6 +139,8 @@ def einsum(equation: str, /, *tensors: Tensor) -> Tensor:
     >>> einsum("ij,kj->ik", creation.ones((2, 3)), creation.ones((4, 3))).tolist()[0]
     [3.0, 3.0, 3.0, 3.0]
     """
+    if not isinstance(equation, str):
+        raise ArgumentError(f"einsum: the equation is a string such as 'ij,jk->ik', not {type(equation).__name__}")
     inputs, output = _parse(equation, tensors)
     operands = [_simplify(t, labels, equation) for t, labels in zip(tensors, inputs, strict=True)]
     _check_extents(equation, operands)

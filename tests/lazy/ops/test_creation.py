@@ -209,7 +209,7 @@ MISTAKES: list[tuple[Any, type[FuelError], str]] = [
     (lambda: ft.full(2, 1.5, dtype=ft.int32), DTypeError, "full: fill_value 1.5 does not fit int32"),
     (lambda: ft.arange(1, 5, 0), ArgumentError, "arange: step must not be 0"),
     (lambda: ft.arange(1.5, 5, dtype=ft.int32), DTypeError, "dtype must be floating, not int32"),
-    (lambda: ft.linspace(0, 1, -2), ArgumentError, "num must not be negative, but is -2"),
+    (lambda: ft.linspace(0, 1, -2), ArgumentError, "num is a whole number of at least 0, not -2"),
     (lambda: ft.eye(-1), ShapeError, "eye: extents must not be negative"),
     (lambda: ft.tril(ft.zeros(3)), ShapeError, r"tril: expected at least 2 dimensions, but x has shape \(3,\)"),
     (lambda: ft.meshgrid(ft.zeros((2, 2))), ShapeError, r"expected 1-d tensors, but the shapes are \[\(2, 2\)\]"),

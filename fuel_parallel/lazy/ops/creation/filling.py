@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fuel_parallel.arguments import whole
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.dtypes import DType
@@ -211,8 +212,10 @@ def linspace(
     endpoint: builtins.bool = True,
 ) -> Tensor:
     """`num` evenly spaced values from `start` to `stop`."""
-    if num < 0:
-        raise ArgumentError(f"linspace: num must not be negative, but is {num}")
+    count = whole(num)
+    if count is None or count < 0:
+        raise ArgumentError(f"linspace: num is a whole number of at least 0, not {num!r}")
+    num = count
     is_complex = isinstance(start, complex) or isinstance(stop, complex)
     default = dtypes.default_complex if is_complex else dtypes.default_float
     wanted = default if dtype is None else dtypes.dtype(dtype)
