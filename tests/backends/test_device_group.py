@@ -125,7 +125,7 @@ MISTAKES: list[tuple[Any, type[FuelError], str]] = [
     (lambda g, x: g.all_reduce([x > 0, x > 0], fp.ReduceOp.AVG), DTypeError, "average of bool"),
     (lambda g, x: g.place(x, 2), ShapeError, r"dim 2 is out of bounds for shape \(5, 2\)"),
     (lambda g, x: fp.DeviceGroup([]), ArgumentError, "one device or more"),
-    (lambda g, x: fp.DeviceGroup("cpu"), ArgumentError, "devices must be a list"),
+    (lambda g, x: fp.DeviceGroup("cpu"), ArgumentError, "devices is a list"),
     (lambda g, x: fp.DeviceGroup(["cpu", "gpu:0"]), DeviceError, "unknown device 'gpu:0'"),
 ]
 

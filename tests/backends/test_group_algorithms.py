@@ -198,7 +198,7 @@ def test_the_algorithm_can_be_named(stand_ins: None, hops: Callable[..., Any]) -
     for name in ALGORITHMS:
         np.testing.assert_allclose(values[name], values["fold"], rtol=1e-12)
     assert np.array_equal(values["auto"], values["tree"]), "the same bits as by the algorithm that was taken"
-    with pytest.raises(ArgumentError, match="algorithm must be 'auto' or 'fold' or 'tree' or 'parts', not the str 'ring'"):
+    with pytest.raises(ArgumentError, match="algorithm is 'auto' or 'fold' or 'tree' or 'parts', not the str 'ring'"):
         fp.DeviceGroup(FOUR, algorithm="ring")  # type: ignore[arg-type]
 
 
