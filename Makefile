@@ -3,6 +3,7 @@
 #   make demo          trains a small GPT on two ranks
 #   make test          unit tests, MPI tests on 1 to 4 ranks (Open MPI), doctests
 #   make test-mpich    the MPI tests under MPICH, in an environment of its own
+#   make test-plans    the unit tests that depend most on the version of Python, for which PYTHON and VENV name another
 #   make stress        what takes too long for every change: thousands of random programs and hundreds of kills under
 #                      both MPIs, placements against many random searches, thousands of pipeline schedules and a thousand
 #                      pipelines, a KV cache through 400,000 steps with faults, generation of hundreds of texts, all tests
@@ -15,8 +16,8 @@
 #   make bench         measures against PyTorch, JAX and MLX; writes docs/benchmarks.md (some minutes)
 #   make clean         removes all that the others made
 #
-# Settings: PYTHON=python3.12 (for a new environment), RANKS="2 4", PYTEST_ARGS="-k collectives", BENCH_ARGS="--steps 10",
-# WORKERS=8 (unit tests side by side), PROGRAMS=3000 KILLS=200 SEED=0 (for make stress).
+# Settings: PYTHON=python3.12 VENV=.venv-3.12 (for another environment), RANKS="2 4", PYTEST_ARGS="-k collectives",
+# BENCH_ARGS="--steps 10", WORKERS=8 (unit tests side by side), PROGRAMS=3000 KILLS=200 SEED=0 (for make stress).
 
 PYTHON ?= python3
 RANKS ?= 1 2 3 4
@@ -63,7 +64,7 @@ SHORT_PASSES_TESTS := tests/runtime --ignore tests/runtime/codegen tests/optim t
 PASSES_TESTS := $(SHORT_PASSES_TESTS) tests/lazy tests/examples
 PASSES = $(shell $(VENV)/bin/python -c 'from fuel_parallel.runtime import passes; print(*passes.PASSES)')
 
-.PHONY: demo test test-mpich test-gpu stress lint types docs pictures bench clean help
+.PHONY: demo test test-mpich test-plans test-gpu stress lint types docs pictures bench clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -98,6 +99,12 @@ test-mpich: $(MPICH_VENV)/test.stamp
 	part "random programs and kills, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/stress $(PYTEST_OPTIONS); \
 	part "two machines, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/hosts -k "add_up or daemon or cable" $(PYTEST_OPTIONS); \
 	part "SLURM, MPICH" $(MPICH_VENV)/bin/python -m pytest tests/slurm/test_ranks.py -k "batch_script or srun_can or alone" $(PYTEST_OPTIONS); \
+	report
+
+# Plans count references to see whose memory is free, which each version of Python does in its own way.
+test-plans: $(VENV)/test.stamp
+	@$(begin_parts); \
+	part "unit tests of plans, $$($(VENV)/bin/python --version)" $(VENV)/bin/python -m pytest -n $(WORKERS) $(SHORT_PASSES_TESTS) $(PYTEST_OPTIONS); \
 	report
 
 # Without a GPU the first part fails; the others then skip all that they have.

@@ -66,8 +66,10 @@ for size in sizes:
             break
     times[size] = series
 if rank == 0:
-    print(json.dumps(times))
+    print(json.dumps(times), flush=True)
 dist.barrier()
+dist.destroy_process_group()
+os._exit(0)  # gloo's threads may abort a process that ends while they run
 """
 
 
@@ -182,8 +184,9 @@ def measure_peer(world: fp.Communicator, comm: MPI.Intracomm, options: argparse.
         while process.poll() is None:  # a rank that waited inside MPI would take the core from its peer
             time.sleep(0.05)
         printed = process.stdout.read() if process.stdout else ""
-    if any(comm.allgather(process.returncode)):
-        sys.exit(f"{options.peer_python} could not measure gloo: exit status {process.returncode}")
+    statuses = comm.allgather(process.returncode)
+    if any(statuses):
+        sys.exit(f"{options.peer_python} could not measure gloo: exit statuses of the ranks {statuses}")
     times = comm.bcast(json.loads(printed) if world.is_root else None)
     return {int(size): Timing(series) for size, series in times.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,23 @@ class Threads(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Say what was expected, and what came instead."""
         return "auto" if value == "auto" else str(Count("auto, or the threads of a rank").convert(value, param, ctx))
+
+
+class Words(click.ParamType[tuple[str, ...]]):
+    """Words as a shell parts them."""
+
+    name = "words"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Say where a quotation is open."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(shlex.split(value))
+        except ValueError as error:
+            raise click.UsageError(
+                f"{param.opts[0] if param else ''} {value!r}: {error}; quote it as in a shell"
+            ) from None
 
 
 class Seconds(click.ParamType[float]):

@@ -46,7 +46,11 @@ class Axis(click.ParamType[Any]):
         return axis
 
 
-@click.command(epilog=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    epilog=HELP,
+    short_help="Assign devices to the ranks of a mesh.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.argument("topology_file", metavar="FILE|-|EXAMPLE")
 @click.option(
     "--axis", "axes", type=Axis(), multiple=True, required=True, metavar="AXIS", help="One axis, outermost first."

@@ -19,7 +19,7 @@ from fuel_parallel.environment import LauncherClaim
 from fuel_parallel.errors import LaunchError
 from fuelrun import defaults, machine_options, settings
 from fuelrun.launch.script import Script
-from fuelrun.option_types import Count, Seconds, Threads, ranks_option
+from fuelrun.option_types import Count, Seconds, Threads, Words, ranks_option
 
 if TYPE_CHECKING:
     from fuelrun.launch.plan import Plan
@@ -111,7 +111,13 @@ class RunCommand(click.Command):
 )
 @machine_options.engine_option
 @click.option("--mpirun", metavar="PATH", help="The mpirun to use [default: the one of the MPI that mpi4py loads].")
-@click.option("--mpi-args", multiple=True, metavar="ARGS", help="Options for mpirun itself, quoted; may be repeated.")
+@click.option(
+    "--mpi-args",
+    multiple=True,
+    type=Words(),
+    metavar="ARGS",
+    help="Options for mpirun itself, quoted; may be repeated.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No notes, only errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell what is done, and show mpirun's own messages.")
 @click.argument("script")
@@ -140,7 +146,7 @@ def run(
     log_dir: str | None,
     engine: str,
     mpirun: str | None,
-    mpi_args: tuple[str, ...],
+    mpi_args: tuple[tuple[str, ...], ...],
     quiet: bool,
     verbose: bool,
     script: str,
@@ -203,7 +209,7 @@ def run(
         threads=threads,
         tag_output=tag_output,
         settings=of_ranks,
-        mpi_arguments=tuple(word for words in mpi_args for word in shlex.split(words)),
+        mpi_arguments=tuple(word for words in mpi_args for word in words),
         grace=grace,
         verbose=verbose,
         # Both: a rank that draws on the terminal prints there as well, and what is printed may belong into a file.
@@ -251,9 +257,16 @@ def run(
 
 def _prepare_trace(name: str) -> Path:
     """Where the trace goes; a folder that is not there is found out before the job, not after it."""
+    from fuelrun.launch.traces import is_replaceable
+
     path = Path(name).absolute()
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise click.UsageError(f"--trace takes a file that can be written; {name} cannot")
+    if not is_replaceable(path):
+        raise click.UsageError(
+            f"--trace takes a file for the trace; {name} is there and holds no trace, so it is left alone: "
+            "choose another name, or remove it"
+        )
     return path
 
 
@@ -296,6 +309,11 @@ def _check(target: Script) -> None:
         click.echo("".join(traceback.format_exception_only(error)), err=True, nl=False)
         sys.exit(1)
     except LaunchError as error:
-        if target.name == "doctor" and not target.module:
-            raise LaunchError(f"{error}; the command is `fuelrun doctor`, without options before it") from None
+        import difflib  # not at every start
+
+        from fuelrun.main import COMMANDS
+
+        command = next(iter(difflib.get_close_matches(target.name, COMMANDS, n=1, cutoff=0.7)), "")
+        if command and not target.module and not Path(target.name).exists():
+            raise LaunchError(f"{error}; the command is `fuelrun {command}`, without options before it") from None
         raise

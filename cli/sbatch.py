@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from fuel_parallel.errors import LaunchError
 from fuelrun import settings
 from fuelrun.launch.batch_script import BatchScript, job_name, log_file
 from fuelrun.launch.script import Script
-from fuelrun.option_types import Count
+from fuelrun.option_types import Count, Words
 
 _PLAIN = ("partition", "account", "qos", "constraint")
 
@@ -56,8 +55,14 @@ _PLAIN = ("partition", "account", "qos", "constraint")
 @click.option("--activate", metavar="ENV", help="Virtual or conda environment [default: the Python of this fuelrun].")
 @click.option("--module", "modules", multiple=True, metavar="NAME", help="Load an environment module; may be repeated.")
 @click.option("--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Set a variable; may be repeated.")
-@click.option("--run-args", default="", metavar="ARGS", help="Options of `fuelrun run`, quoted: '--mesh dp=2,tp=4'.")
-@click.option("--sbatch-args", default="", metavar="ARGS", help="Other options of sbatch, quoted.")
+@click.option(
+    "--run-args",
+    type=Words(),
+    default="",
+    metavar="ARGS",
+    help="Options of `fuelrun run`, quoted: '--mesh dp=2,tp=4'.",
+)
+@click.option("--sbatch-args", type=Words(), default="", metavar="ARGS", help="Other options of sbatch, quoted.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`.")
 @click.option("--submit/--print", default=False, help="Submit, and print the job's id; or only print [default].")
 @click.argument("script")
@@ -76,8 +81,8 @@ def sbatch(
     activate: str | None,
     modules: tuple[str, ...],
     variables: tuple[str, ...],
-    run_args: str,
-    sbatch_args: str,
+    run_args: tuple[str, ...],
+    sbatch_args: tuple[str, ...],
     module: bool,
     submit: bool,
     script: str,
@@ -110,7 +115,7 @@ def sbatch(
             "python" if activate else sys.executable,
             "-m",
             "fuelrun",
-            *_words(run_args, "run"),
+            *run_args,
             *target.command(),
         ),
         directives=(*options, *((("requeue", ""),) if requeue else ())),
@@ -119,7 +124,7 @@ def sbatch(
         conda=_is_conda(activate),
         modules=modules,
         variables=settings.of_variables(variables),
-        more=_options(_words(sbatch_args, "sbatch")),
+        more=_options(sbatch_args),
     ).text()
     if not submit:
         sys.stdout.flush()
@@ -146,14 +151,7 @@ def _ranks_of(gpus_per_node: str | None) -> int:
     return max(1, int(count)) if count.isdecimal() else 1
 
 
-def _words(text: str, of: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as reason:
-        raise click.UsageError(f"--{of}-args {text!r}: {reason}; quote it as in a shell") from None
-
-
-def _options(words: list[str]) -> tuple[tuple[str, ...], ...]:
+def _options(words: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Each option with its value, for a line of its own."""
     lines: list[tuple[str, ...]] = []
     for word in words:

@@ -27,7 +27,7 @@ def topology() -> None:
     """Find out, and show, which devices there are and how they are linked."""
 
 
-@topology.command(context_settings=SETTINGS)
+@topology.command(context_settings=SETTINGS, short_help="Find out what this machine consists of.")
 @ranks_option("Ranks to start for --measure.")
 @click.option("--measure", is_flag=True, help="Measure memory and what lies between ranks, rather than assume it.")
 @click.option("--validate", is_flag=True, help="Measure, and compare timings of collectives with predictions.")
@@ -79,7 +79,7 @@ def _tell_quota() -> None:
         )
 
 
-@topology.command(context_settings=SETTINGS)
+@topology.command(context_settings=SETTINGS, short_help="Show and draw a topology, or an example.")
 @click.argument("file", metavar="FILE|-|EXAMPLE")
 @picture_options(heat_map=True)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
@@ -106,7 +106,7 @@ def show(file: str, svg: Path | None, png: Path | None, heat_map: Path | None, a
         emit(t, as_json, None)
 
 
-@topology.command(context_settings=SETTINGS)
+@topology.command(context_settings=SETTINGS, short_help="Write a topology in another format.")
 @click.argument("file", metavar="FILE|-|EXAMPLE")
 @click.option(
     "--machine",
@@ -150,7 +150,7 @@ def convert(file: str, machine: str | None, node: str | None, name: str, output:
     click.echo(f"{t!r} written to {output}")
 
 
-@topology.command(context_settings=SETTINGS)
+@topology.command(context_settings=SETTINGS, short_help="Say what is in files, and what looks wrong.")
 @click.argument("names", nargs=-1, required=True, metavar="FILE...")
 @click.option("--strict", is_flag=True, help="Exit with 1 when there are problems, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.layers import Linear
 from fuel_parallel.lazy.ops import creation, elementwise, manipulation
@@ -32,6 +33,7 @@ class Rotary:
     (1, 2, 3, 4)
     """
 
+    @checked
     def __init__(self, size: int, *, theta: float = 10_000.0, scaling: Mapping[str, Any] | None = None) -> None:
         if size < 2 or size % 2:
             raise ArgumentError(f"Rotary: size is an even number of features, not {size}")
@@ -87,6 +89,7 @@ class Attention(Module):
     (2, 3, 8)
     """
 
+    @checked
     def __init__(
         self,
         dim: int,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.lazy.ops import binary, creation, elementwise, indexing, manipulation, neural, ordering, reductions
 from fuel_parallel.lazy.ops.grouped import grouped_matmul
@@ -59,6 +60,7 @@ class Experts(Module):
     (5, 2)
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -114,6 +116,7 @@ class MixtureOfExperts(Module):
     ((2, 3, 4), (8,))
     """
 
+    @checked
     def __init__(
         self,
         dim: int,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.lazy.ops import creation, neural
 from fuel_parallel.lazy.random import Generator
 from fuel_parallel.lazy.tensor import Tensor
@@ -20,6 +21,7 @@ class Linear(Module):
 
     weight_axis = 0
 
+    @checked
     def __init__(
         self, inputs: int, outputs: int, generator: Generator, *, bias: bool = True, dtype: Any = None
     ) -> None:
@@ -38,6 +40,7 @@ class Embedding(Module):
 
     weight_axis = 1
 
+    @checked
     def __init__(
         self, vocabulary: int, dim: int, generator: Generator, *, std: float = 0.02, dtype: Any = None
     ) -> None:
@@ -58,6 +61,7 @@ class Embedding(Module):
 class LayerNorm(Module):
     """`layer_norm` over the last dimension with a trained scale and shift."""
 
+    @checked
     def __init__(self, dim: int, *, eps: float = 1e-5, dtype: Any = None) -> None:
         self.weight = Parameter(creation.ones(dim, dtype=dtype))
         self.bias = Parameter(creation.zeros(dim, dtype=dtype))
@@ -71,6 +75,7 @@ class LayerNorm(Module):
 class RMSNorm(Module):
     """`rms_norm` over the last dimension with a trained scale."""
 
+    @checked
     def __init__(self, dim: int, *, eps: float = 1e-6, dtype: Any = None) -> None:
         self.weight = Parameter(creation.ones(dim, dtype=dtype))
         self.eps = eps

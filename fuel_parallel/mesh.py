@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 
+from fuel_parallel.arguments import checked, whole
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.identity import IdentityComm
 from fuel_parallel.errors import ArgumentError
@@ -33,6 +34,7 @@ class Mesh:
     Raises `ArgumentError` when the sizes do not multiply to the ranks of `comm`.
     """
 
+    @checked
     def __init__(self, comm: Communicator, /, *, order: Sequence[int] | None = None, **axes: int) -> None:
         self.comm = comm
         self.axes = _sizes(axes, comm.world_size)
@@ -117,7 +119,7 @@ class Mesh:
         return [self.order[p] for p in positions]
 
     def __getitem__(self, names: str | tuple[str, ...]) -> Communicator:
-        key = (names,) if isinstance(names, str) else tuple(names)
+        key = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, tuple | list) else (names,)
         if key not in self._parts:
             self._parts[key] = self._part(key)
         return self._parts[key]
@@ -157,9 +159,11 @@ def _strides(axes: dict[str, int]) -> list[int]:
 
 
 def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:
-    for name, size in axes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
-            raise ArgumentError(f"Mesh: {name}={size!r}: expected a whole number of at least 1, or -1 for the rest")
+    for name, given in axes.items():
+        size = whole(given)
+        if size is None or (size < 1 and size != -1):
+            raise ArgumentError(f"Mesh: {name}={given!r}: expected a whole number of at least 1, or -1 for the rest")
+    axes = {name: int(size) for name, size in axes.items()}
     if not axes:
         raise ArgumentError("Mesh: it needs one axis or more, such as Mesh(world, dp=-1, tp=2)")
     found = filled(axes, ranks)

@@ -95,6 +95,8 @@ class Variable(Tensor):
 
     def assign(self, value: Tensor) -> None:
         """Takes the (lazy) value from now on; shape and dtype must be its own."""
+        if not isinstance(value, Tensor):
+            raise ArgumentError(f"assign: expected a tensor, not {type(value).__name__}; asarray makes one of it")
         if value.shape != self.shape:
             raise ShapeError(f"assign: the variable has shape {self.shape}, the new value {value.shape}")
         if value.dtype is not self.dtype:
@@ -105,6 +107,7 @@ class Variable(Tensor):
 class Parameter(Variable):
     """A variable that is trained."""
 
+    how_to_get: ClassVar[str] = "such as model.parameters() gives them"
     __slots__ = ()
 
 
@@ -154,6 +157,8 @@ class Module:
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Sets all variables by name, or none: names and shapes must be those of the module."""
+        if not isinstance(values, Mapping):
+            raise ArgumentError(f"load: expected a dict of values by name, not {type(values).__name__}")
         variables = self.named_variables()
         missing, unknown = sorted(variables.keys() - values.keys()), sorted(values.keys() - variables.keys())
         if missing or unknown:

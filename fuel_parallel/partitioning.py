@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fuel_parallel.arguments import whole
 from fuel_parallel.errors import ArgumentError
 
 
@@ -11,11 +12,14 @@ def partition(size: int, parts: int) -> list[range]:
     >>> partition(7, 3)
     [range(0, 3), range(3, 5), range(5, 7)]
     """
-    if size < 0 or parts < 1:
-        raise ArgumentError(f"partition: expected size >= 0 and parts >= 1, got size {size} and parts {parts}")
-    short, longer = divmod(size, parts)
+    extent, count = whole(size), whole(parts)
+    if extent is None or count is None or extent < 0 or count < 1:
+        raise ArgumentError(
+            f"partition: expected whole numbers, size >= 0 and parts >= 1; got size {size!r} and parts {parts!r}"
+        )
+    short, longer = divmod(extent, count)
     ranges, start = [], 0
-    for index in range(parts):
+    for index in range(count):
         stop = start + short + (index < longer)
         ranges.append(range(start, stop))
         start = stop

@@ -25,6 +25,7 @@ from typing import Any, Self
 import numpy as np
 
 from fuel_parallel import failure
+from fuel_parallel.arguments import checked
 from fuel_parallel.comm import Communicator, ReduceOp
 from fuel_parallel.comm.entries import Entry
 from fuel_parallel.comm.world import init
@@ -34,6 +35,7 @@ from fuel_parallel.lazy import effects
 _ENTRY = Entry("check for preemption")
 
 
+@checked
 def on_preempt(
     callback: Callable[[], object],
     *,

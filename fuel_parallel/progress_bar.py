@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TextIO, TypeVar
 
 from fuel_parallel import environment
+from fuel_parallel.arguments import checked
 from fuel_parallel.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _QUIET_AT_LEAST_S = 3.0  # between two plain lines
 _QUIET_AT_MOST_S = 600.0
 
 
+@checked
 def progress(iterable: Iterable[Item], total: int | None = None, description: str = "") -> Bar[Item]:
     """An iterable of the same items that shows on rank 0's stderr how far the loop has come.
 

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import apply
@@ -32,6 +33,7 @@ from fuel_parallel.stored_matmul import LEVELS, STORED_MATMUL
 STORAGES = ("float32", "float16", "bfloat16", "int8", "int4")
 
 
+@checked
 def quantize(
     module: Module,
     storage: str,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fuel_parallel import environment, failure
 from fuel_parallel.errors import FuelError
-from fuelrun.launch import binding, output, placing, processes, rendezvous, script, shared_memory
+from fuelrun.launch import binding, output, placing, processes, rendezvous, script, shared_memory, standard_input
 from fuelrun.launch.script import Script
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
     supervisor = os.environ.pop(SUPERVISOR, "")
     tag_output = bool(os.environ.pop(TAG_OUTPUT, "")) or tag_output
     threads = threads or os.environ.pop(THREADS, None)
+    standard_input.take(os.environ.pop(standard_input.STANDARD_INPUT, ""), claim.rank, os.uname().nodename)
 
     if claim.parallel and (channel or not job_dir) and claim.local_rank in (0, None):
         # Where fuelrun is on this machine it cleans up itself, unless it is killed.
@@ -118,7 +119,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         try:
             logs.divert(Path(log_dir), claim.rank, claim.world_size, tag=tag)
         except FuelError as error:
-            failure.end_rank(error)
+            failure.end_rank(error.with_traceback(None))
     reporting = None
     if channel:
         from fuelrun.launch import network
@@ -131,7 +132,7 @@ def become_rank(target: Script, *, threads: str | None = None, tag_output: bool 
         try:
             binding.bind(claim, placing.place_rank(claim, binding.cores_of_ranks()))
         except FuelError as error:
-            failure.end_rank(error)
+            failure.end_rank(error.with_traceback(None))  # it is about an option: where it was read says nothing
     else:
         placing.place_rank(claim, frozenset())
     _run(target, alone=not claim.parallel and reporting is None)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fuel_parallel.errors import LaunchError
-from fuelrun.launch import processes
+from fuelrun.launch import processes, standard_input
 from fuelrun.launch.engine import Death
 from fuelrun.launch.plan import Plan
 from fuelrun.launch.processes import JOB_ID, OWN, Watch
@@ -35,6 +35,7 @@ from fuelrun.launch.rank import JOB_DIR, SUPERVISOR
 from fuelrun.launch.records import Loss, RankRecord, read_records
 from fuelrun.launch.shared_memory import SharedFiles
 from fuelrun.launch.signals import PASSED_ON, Signals
+from fuelrun.launch.standard_input import STANDARD_INPUT
 from fuelrun.launch.streams import Streams
 from fuelrun.launch.verdict import Ending, Verdict, is_consequence, judge
 
@@ -105,6 +106,7 @@ class _Supervision:
             **self._plan.added,
             JOB_ID: self._job_id,
             SUPERVISOR: f"{self._host}:{os.getpid()}",
+            **standard_input.variables(self._host),
         }
         if self._channel is not None:
             environ |= self._channel.variables()
@@ -115,6 +117,8 @@ class _Supervision:
             self._mpirun = subprocess.Popen(
                 self._plan.command,
                 env=environ,
+                # Where rank 0 may be on another machine, mpirun is left to forward what it can.
+                stdin=None if self._plan.reachable_at or STANDARD_INPUT not in environ else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we pass it on

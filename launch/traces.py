@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from fuel_parallel.drafts import can_take, take_place
 from fuel_parallel.errors import DataError
 
 FORMAT = 1
@@ -97,6 +98,22 @@ def _escaped(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
+def is_replaceable(path: Path) -> bool:
+    """Whether a new trace may take the place of what is there: nothing, an empty file, or JSON as a trace begins.
+
+    `fuelrun --trace train.py ...` would delete the script, and `--trace /dev/null` the device.
+    """
+    if not can_take(path):
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(1) in (b"", b"{")
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 def read(path: Path) -> Trace:
     """The trace in a file, checked. Where only the ranks' files lie, they are put together."""
     if not path.exists() and rank_files(path):
@@ -148,7 +165,7 @@ def gather(path: Path) -> list[int]:
     try:
         draft = path.with_name(f"{path.name}.draft")
         draft.write_bytes(_encoded(whole))
-        draft.replace(path)
+        take_place(draft, path)
         for part in used:
             part.unlink()
     except OSError as reason:

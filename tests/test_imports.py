@@ -21,13 +21,15 @@ FOLDERS = {"launch": "fuelrun.launch", "cli": "fuelrun", "fuel_parallel": "fuel_
 
 # The house, from the ground up: each part, and what it may import when it is imported itself.
 # A key may be deeper than a part (`pipeline_parallel.run`); the longest one that fits a module holds.
-GROUND = {"errors", "version", "partitioning", "name_patterns", "sizes"}
+GROUND = {"arguments", "drafts", "errors", "version", "partitioning", "name_patterns", "sizes"}
 TENSORS = GROUND | {"backends", "lazy"}
 RANKS = TENSORS | {"environment", "failure", "comm", "mesh"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
-    "partitioning": {"errors"},
+    "arguments": {"errors"},
+    "drafts": set(),
+    "partitioning": {"errors", "arguments"},
     "name_patterns": {"errors"},
     "sizes": set(),
     "environment": GROUND,

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.checkpoint import folders, loading, tensor_file
 from fuel_parallel.checkpoint.boxes import whole
 from fuel_parallel.checkpoint.gathering import gathered, together
@@ -28,6 +29,7 @@ from fuel_parallel.sizes import bytes_of
 _METADATA = {"format": "pt"}
 
 
+@checked
 def export_huggingface(
     source: Any,
     path: str | os.PathLike[str],

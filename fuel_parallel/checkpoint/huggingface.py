@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.checkpoint import tensor_file
 from fuel_parallel.checkpoint.boxes import Box
 from fuel_parallel.checkpoint.tensor_file import Place
@@ -66,6 +67,7 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
+@checked
 def read_huggingface(path: str | os.PathLike[str]) -> dict[str, StoredArray]:
     """The tensors of a folder, index or safetensors file by name; no value is read yet.
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.checkpoint import plan, tensor_file
 from fuel_parallel.checkpoint.boxes import Box, overlap
 from fuel_parallel.checkpoint.manifest import Manifest, StoredTensor
@@ -50,6 +51,7 @@ class Loaded:
     skipped: dict[int, str] = field(default_factory=dict)
 
 
+@checked
 def latest(directory: str | os.PathLike[str], *, comm: Communicator | Mesh | None = None) -> int | None:
     """The step of the newest checkpoint, None if there is none: the same on all ranks. A collective call.
 
@@ -60,6 +62,7 @@ def latest(directory: str | os.PathLike[str], *, comm: Communicator | Mesh | Non
     return max(agreed_steps(directory, None, ranks), default=None)
 
 
+@checked
 def load(
     directory: str | os.PathLike[str],
     state: Any,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.checkpoint.boxes import Box, whole
 from fuel_parallel.checkpoint.huggingface import Array, StoredArray, read_huggingface
 from fuel_parallel.checkpoint.names import SAME_NAMES, Binding, NameTable, turned
@@ -21,6 +22,7 @@ _BAND = 16  # rows that are read and transposed at once: they stay in the cache
 _SHOWN = 8  # names that an error lists of each kind
 
 
+@checked
 def load_huggingface(
     module: Module, path: str | os.PathLike[str], names: NameTable | None = None, *, pp: Communicator | None = None
 ) -> None:

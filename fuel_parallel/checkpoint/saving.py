@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from fuel_parallel import failure
+from fuel_parallel.arguments import checked
 from fuel_parallel.checkpoint import folders, manifest, plan, tensor_file
 from fuel_parallel.checkpoint.manifest import Manifest, StoredFile, StoredPiece, StoredTensor
 from fuel_parallel.checkpoint.ranks import Outcome, attempt, first_problem, on_all, on_root, resolve
@@ -39,6 +40,7 @@ _POLL_S = 0.01
 _METADATA = {"format": "fuel_parallel"}
 
 
+@checked
 def save(
     directory: str | os.PathLike[str],
     state: Any,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.checkpoint import folders, manifest, tensor_file
 from fuel_parallel.checkpoint.manifest import Manifest, StoredFile, StoredPiece
 from fuel_parallel.checkpoint.ranks import Outcome, attempt, first_problem, on_all, resolve
@@ -23,6 +24,7 @@ class Found(NamedTuple):
     problem: str
 
 
+@checked
 def verify(
     directory: str | os.PathLike[str], *, step: int | None = None, comm: Communicator | Mesh | None = None
 ) -> dict[int, str]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.backends import check_device, memory_of
 from fuel_parallel.backends.device_memory import DeviceMemory
 from fuel_parallel.comm.arguments import (
@@ -49,6 +50,8 @@ __all__ = ["CommInfo", "Communicator", "ReduceOp"]
 
 class Communicator(ABC):
     """An ordered group of ranks. See the module's text; `fp.init()` gives the one of all ranks."""
+
+    how_to_get: ClassVar[str] = "such as fp.init() or mesh['dp']"
 
     def __init__(self, info: CommInfo, transport: Transport, name: str) -> None:
         self.info = info
@@ -340,6 +343,7 @@ class Communicator(ABC):
         A collective call, made at once. `None` takes part in no group and gets None.
         """
 
+    @checked
     def group(self, ranks: Sequence[int], name: str = "group") -> Communicator:
         """The communicator of these ranks of this one, in this order.
 

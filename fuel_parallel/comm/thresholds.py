@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from fuel_parallel.drafts import take_place
 from fuel_parallel.errors import DataError
 
 NEVER = 1 << 62
@@ -133,7 +134,7 @@ def write_json(path: Path, value: Any) -> None:
     draft = path.with_suffix(f".{os.getpid()}")
     try:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
-        draft.replace(path)
+        take_place(draft, path)
     except OSError:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.checkpoint.boxes import Box
 from fuel_parallel.checkpoint.state import Named, named
 from fuel_parallel.checkpoint.tensor_file import bytes_of
@@ -25,6 +26,7 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 
+@checked
 def check_replicas(state: Any, comm: Communicator) -> None:
     """Raises `ReplicaError` on all ranks of `comm` if replicas do not hold the same, to the bit. A collective call.
 

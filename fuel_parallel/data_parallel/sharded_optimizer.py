@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.data_parallel.gradients import BUCKET_BYTES, average_gradients, buckets
 from fuel_parallel.data_parallel.rows import Bucket, check_same, own_rows, shard_of_rows
@@ -44,6 +45,7 @@ class ShardedOptimizer:
     >>> fp.realize(loss, model, optimizer)
     """
 
+    @checked
     def __init__(
         self,
         make: Callable[[list[Parameter]], Optimizer],

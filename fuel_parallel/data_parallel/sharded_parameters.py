@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.data_parallel.gathering import gather_rows, mean_gradient
 from fuel_parallel.data_parallel.rows import check_same, own_rows, shard_of_rows
@@ -63,6 +64,7 @@ class ShardedParameter(Parameter):
         return Tensor(node)
 
 
+@checked
 def shard_parameters(model: Module, comm: Communicator, *, whole_elements: int = WHOLE_ELEMENTS) -> None:
     """Cuts all parameters of a model by rows over the ranks of `comm`.
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_args, overload
 
 import fuel_parallel.lazy as ft
+from fuel_parallel.arguments import checked
 from fuel_parallel.backends import check_device, hops
 from fuel_parallel.comm.communicator import ReduceOp
 from fuel_parallel.device_group.algorithms import ByOrder, ByParts, Hands, Order, fold, tree
@@ -67,6 +68,7 @@ class DeviceGroup:
     on device i. Gradients go back over the same hops.
     """
 
+    @checked
     def __init__(
         self, devices: Sequence[str], *, topology: DeviceTopology | None = None, algorithm: Algorithm = "auto"
     ) -> None:

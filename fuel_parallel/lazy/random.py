@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from fuel_parallel.arguments import whole
 from fuel_parallel.errors import ArgumentError, DTypeError, ShapeError
 from fuel_parallel.lazy import dtypes
 from fuel_parallel.lazy.node import ZERO, Op, Shape, Spec, apply, define
@@ -103,10 +104,13 @@ class Generator:
     True
     """
 
+    how_to_get: ClassVar[str] = "such as fuel_parallel.lazy.random.Generator(seed)"
+
     def __init__(self, seed: int) -> None:
-        if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+        number = whole(seed)
+        if number is None or not 0 <= number < 1 << 64:
             raise ArgumentError(f"Generator: seed is an int from 0 to 2**64 - 1, not {seed!r}")
-        self.seed = seed
+        self.seed = number
         self.stream = 0
 
     def __repr__(self) -> str:
@@ -143,6 +147,8 @@ class Generator:
     def normal(self, shape: Any, mean: float = 0.0, std: float = 1.0, *, dtype: Any = None, **window: Any) -> Tensor:
         """Normally distributed (Box and Muller, 1958: two uniforms make one value, so that each has its own place)."""
         wanted = _float_dtype("normal", dtype)
+        if not std >= 0:
+            raise ArgumentError(f"normal: std must not be negative, but is {std!r}")
         wide = dtypes.float64 if wanted == dtypes.float64 else dtypes.float32
         radius = elementwise.sqrt(-2 * elementwise.log(1 - self.uniform(shape, dtype=wide, **window)))
         angle = self.uniform(shape, dtype=wide, **window) * (2 * math.pi)
@@ -160,6 +166,8 @@ class Generator:
 
     def bernoulli(self, shape: Any, probability: float, **window: Any) -> Tensor:
         """True with the given probability."""
+        if not 0 <= probability <= 1:
+            raise ArgumentError(f"bernoulli: probability must lie in [0, 1], but is {probability!r}")
         return self.uniform(shape, **window) < probability
 
     def permutation(self, size: int) -> Tensor:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy.ops import elementwise
 from fuel_parallel.lazy.ops.call import call
@@ -40,6 +41,7 @@ class Adam(Optimizer):
     decoupled: ClassVar[bool] = False
     """Whether weight decay acts on the parameter itself, and not through the gradient."""
 
+    @checked
     def __init__(
         self,
         parameters: Sequence[Parameter],
@@ -124,6 +126,7 @@ class AdamW(Adam):
 
     decoupled = True
 
+    @checked
     def __init__(
         self,
         parameters: Sequence[Parameter],

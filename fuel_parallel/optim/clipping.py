@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.lazy import dtypes
@@ -18,6 +19,7 @@ from fuel_parallel.optim.optimizer import check_gradients
 from fuel_parallel.optim.ownership import counted, cut_over
 
 
+@checked
 def clip_by_global_norm(
     gradients: Any,
     max_norm: float | Tensor,
@@ -71,6 +73,7 @@ def clip_by_global_norm(
     return unflatten(structure, [_times(g, scale) for g in leaves]), norm
 
 
+@checked
 def clip_by_value(gradients: Any, limit: float | Tensor) -> Any:
     """A nest of gradients with each element between -limit and limit; a NaN stays.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.lazy.ops import elementwise
 from fuel_parallel.lazy.ops.call import call
 from fuel_parallel.lazy.tensor import Tensor
@@ -34,6 +35,7 @@ class Lion(Optimizer):
 
     elementwise = True
 
+    @checked
     def __init__(
         self,
         parameters: Sequence[Parameter],

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.comm.communicator import Communicator, ReduceOp
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy import dtypes
@@ -51,6 +52,7 @@ class MixedPrecision(Optimizer):
     (0.99609375, 0.996)
     """
 
+    @checked
     def __init__(
         self,
         parameters: Sequence[Parameter],

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy.ops import elementwise, manipulation, reductions
@@ -56,6 +57,7 @@ class Muon(Optimizer):
 
     elementwise = False
 
+    @checked
     def __init__(
         self,
         parameters: Sequence[Parameter],

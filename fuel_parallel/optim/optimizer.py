@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.ops import creation, manipulation
@@ -33,6 +34,7 @@ class Optimizer:
     elementwise: bool
     """Whether an element's update depends on the gradients of that element only, so that parts are updated alike."""
 
+    @checked
     def __init__(
         self,
         parameters: Sequence[Parameter],
@@ -44,6 +46,11 @@ class Optimizer:
         self.parameters = list(parameters)
         if not self.parameters:
             raise ArgumentError(f"{type(self).__name__}: expected at least one parameter, got none")
+        if len(set(map(id, self.parameters))) < len(self.parameters):
+            raise ArgumentError(
+                f"{type(self).__name__}: a parameter is listed twice and would be updated twice; model.parameters() "
+                "lists each once"
+            )
         self.lr_scale = self._for_each("lr_scale", lr_scale)
         self.weight_decay = self._for_each("weight_decay", weight_decay)
         self._lr = Variable(np.float64(0))
@@ -62,6 +69,7 @@ class Optimizer:
         # Data, not a constant of the graph: a new rate does not make a new plan.
         self._lr.assign(creation.asarray(np.float64(value)))
 
+    @checked
     def update(self, gradients: Sequence[Tensor]) -> None:
         """One step, with a gradient for each parameter in the order in which the parameters were given."""
         check_gradients("update", self.parameters, gradients)

@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.errors import ArgumentError
 
 Schedule = Callable[[int], float]
 
 
+@checked
 def constant(rate: float) -> Schedule:
     """The same rate at every step.
 
@@ -28,6 +30,7 @@ def constant(rate: float) -> Schedule:
     return lambda step: rate
 
 
+@checked
 def linear(start: float, end: float, steps: int) -> Schedule:
     """From `start` at step 0 straight to `end` at step `steps`, and `end` from then on.
 
@@ -39,6 +42,7 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     return lambda step: start + (end - start) * min(step / steps, 1.0)
 
 
+@checked
 def cosine(start: float, end: float, steps: int) -> Schedule:
     """From `start` to `end` along half a cosine (Loshchilov and Hutter, 2016, arXiv:1608.03983), then `end`.
 
@@ -50,6 +54,7 @@ def cosine(start: float, end: float, steps: int) -> Schedule:
     return lambda step: end + (start - end) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
 
 
+@checked
 def inverse_sqrt(peak: float, warm_up_steps: int) -> Schedule:
     """A linear warm-up, then peak * sqrt(warm_up_steps / step) (Vaswani et al., 2017, arXiv:1706.03762, section 5.3).
 
@@ -61,6 +66,7 @@ def inverse_sqrt(peak: float, warm_up_steps: int) -> Schedule:
     return lambda step: peak * min((step + 1) / warm_up_steps, math.sqrt(warm_up_steps / (step + 1)))
 
 
+@checked
 def wsd(peak: float, *, rise: int, stable: int, decay: int, end: float = 0.0) -> Schedule:
     """Warm-up, stable, decay: a linear rise, `peak` for `stable` steps, and a linear fall (arXiv:2404.06395).
 
@@ -74,6 +80,7 @@ def wsd(peak: float, *, rise: int, stable: int, decay: int, end: float = 0.0) ->
     return warm_up(rise, joined((constant(peak), stable), linear(peak, end, decay)))
 
 
+@checked
 def warm_up(steps: int, then: Schedule) -> Schedule:
     """`steps` steps that rise linearly to what `then` begins with, and then `then` from its step 0 on.
 

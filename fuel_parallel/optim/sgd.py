@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.errors import ArgumentError
 from fuel_parallel.lazy.ops.call import call
 from fuel_parallel.lazy.tensor import Tensor
@@ -31,6 +32,7 @@ class SGD(Optimizer):
 
     elementwise = True
 
+    @checked
     def __init__(
         self,
         parameters: Sequence[Parameter],

@@ -145,13 +145,13 @@ def _run(
 
 def _needed_again(computed: list[Node], targets: set[Node], uses: Counter[Node]) -> set[Node]:
     """The nodes that others than this graph may need one day: those that are held, and all below them."""
+    held = references(computed)
     again: set[Node] = set()
     for number in range(len(computed) - 1, -1, -1):
         node = computed[number]
         if node in targets:
             continue
-        # Others that refer to it: the list, the counter, this name, the call.
-        if node in again or sys.getrefcount(node) > uses[node] + 4:
+        if node in again or held[number] > uses[node] + 1:  # the counter itself has one
             again.add(node)
             # A node without value is computed again from what is below it.
             again.update(node.inputs)
@@ -160,15 +160,22 @@ def _needed_again(computed: list[Node], targets: set[Node], uses: Counter[Node])
 
 def _held_by_the_graph_alone(leaves: list[Node], again: set[Node], uses: Counter[Node]) -> frozenset[int]:
     """The leaves that nothing but this graph refers to, such as the old value of a parameter that was rebound."""
-    spare = []
-    for number in range(len(leaves)):
-        leaf = leaves[number]
-        # As above; and to its array: node and call.
-        if (
-            leaf not in again
-            and sys.getrefcount(leaf) == uses[leaf] + 4
-            and backend_of(leaf.spec.device).owns(leaf.value)
-            and sys.getrefcount(leaf.value) == 2
-        ):
-            spare.append(number)
-    return frozenset(spare)
+    held, of_values = references(leaves), references([leaf.value for leaf in leaves])
+    return frozenset(
+        number
+        for number, leaf in enumerate(leaves)
+        if leaf not in again
+        and held[number] == uses[leaf] + 1
+        and of_values[number] == 1  # the leaf's own
+        and backend_of(leaf.spec.device).owns(leaf.value)
+    )
+
+
+def references(things: Sequence[object]) -> list[int]:
+    """How many references there are to each of the things, beside that of the list."""
+    return [sys.getrefcount(thing) - _COUNTED_HERE for thing in things]
+
+
+# What the list, the name and the call add differs between versions of Python: from 3.14 on calls borrow.
+_COUNTED_HERE = 0
+_COUNTED_HERE = references([object()])[0]

@@ -29,6 +29,7 @@ from typing import Any
 from fuel_parallel import environment, failure
 from fuel_parallel.comm import clock
 from fuel_parallel.comm.communicator import Communicator
+from fuel_parallel.drafts import take_place
 from fuel_parallel.lazy.node import Node, describe_line
 from fuel_parallel.lazy.ops.contraction import MATMUL
 from fuel_parallel.runtime.buckets import JOIN
@@ -156,7 +157,7 @@ class Recorder:
             with draft.open("w") as file:
                 for part in self._text(rank, size):
                     file.write(part)
-            draft.replace(path)
+            take_place(draft, path)
         except OSError as reason:
             os.write(2, f"fuel-parallel: the trace cannot be written to {path}: {reason.strerror}\n".encode())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.attention import (
     Attention,
     AttentionCache,
@@ -42,6 +43,7 @@ class ParallelAttention(Module):
     ((8, 4), (8, 2))
     """
 
+    @checked
     def __init__(
         self,
         dim: int,

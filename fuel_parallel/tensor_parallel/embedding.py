@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.layers import Embedding
 from fuel_parallel.lazy.ops import binary, creation
@@ -29,6 +30,7 @@ class VocabParallelEmbedding(Module):
 
     weight_axis = 1
 
+    @checked
     def __init__(
         self,
         vocabulary: int,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.layers import Linear
@@ -66,6 +67,7 @@ class ColumnParallel(CutLinear):
     (2, 5)
     """
 
+    @checked
     def __init__(
         self,
         inputs: int,
@@ -137,6 +139,7 @@ class RowParallel(CutLinear):
     (2, 5)
     """
 
+    @checked
     def __init__(
         self,
         inputs: int,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fuel_parallel.arguments import checked
 from fuel_parallel.attention import Attention
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.comm.symbolic import SymbolicComm
@@ -58,6 +59,7 @@ def register_style(name: str, dense: type[Module], convert: Convert, *, options:
     STYLES.setdefault(name, []).insert(0, Style(dense, convert, frozenset(options)))
 
 
+@checked
 def parallelize(module: Module, plan: LayerParallelPlan, ranks: Communicator | Mesh) -> Module:
     """Puts this rank's parts in place of the layers that the plan names, and returns the module.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from fuel_parallel import layers
+from fuel_parallel.arguments import checked
 from fuel_parallel.comm.communicator import Communicator
 from fuel_parallel.lazy.ops import neural
 from fuel_parallel.lazy.random import Generator
@@ -20,6 +21,7 @@ from fuel_parallel.tensor_parallel.mappings import copy_to_ranks
 class LayerNorm(layers.LayerNorm):
     """`fp.LayerNorm` on this rank's part of the sequence; gradients of scale and shift are those of the whole."""
 
+    @checked
     def __init__(self, dim: int, comm: Communicator, *, eps: float = 1e-5, dtype: Any = None) -> None:
         super().__init__(dim, eps=eps, dtype=dtype)
         self._comm = comm
@@ -40,6 +42,7 @@ class LayerNorm(layers.LayerNorm):
 class RMSNorm(layers.RMSNorm):
     """`fp.RMSNorm` on this rank's part of the sequence; the gradient of the scale is that of the whole."""
 
+    @checked
     def __init__(self, dim: int, comm: Communicator, *, eps: float = 1e-6, dtype: Any = None) -> None:
         super().__init__(dim, eps=eps, dtype=dtype)
         self._comm = comm

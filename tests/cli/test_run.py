@@ -169,3 +169,16 @@ def test_help_teaches(fuelrun) -> None:
     assert done.returncode == 0
     for part in ("fuelrun -n 4 train.py", "mpirun -n 64 fuelrun train.py", "--tag-output", "doctor"):
         assert part in done.stdout
+
+
+def test_an_open_quotation_is_told(fuelrun) -> None:
+    done = fuelrun.run("-n", "2", "--mpi-args", "'--oversubscribe", fuelrun.write(""))
+    assert done.returncode == 2
+    assert done.stderr == 'fuelrun: --mpi-args "\'--oversubscribe": No closing quotation; quote it as in a shell\n'
+
+
+def test_a_command_that_is_mistyped_or_comes_after_options_is_named(fuelrun) -> None:
+    for words in (("doktor",), ("-n", "2", "doctor"), ("topologie",)):
+        done = fuelrun.run(*words)
+        assert done.returncode == 2
+        assert f"the command is `fuelrun {'topology' if words[-1][0] == 't' else 'doctor'}`" in done.stderr

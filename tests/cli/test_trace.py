@@ -113,7 +113,7 @@ def test_ranks_that_are_not_in_it_are_named(fuelrun) -> None:
 
 
 def test_the_file_of_an_earlier_job_is_not_taken_for_this_ones(fuelrun) -> None:
-    (fuelrun.folder / "out.json").write_text("old")
+    (fuelrun.folder / "out.json").write_text("{}")
     (fuelrun.folder / "out.json.rank-7.json").write_text("old")
     done = fuelrun.run("-n", "2", "--trace", "out.json", fuelrun.write("pass"))
     assert "no trace: no rank realized anything" in done.stderr
@@ -207,3 +207,13 @@ def test_what_goes_on_beside_kernels_is_hidden_and_no_wait(fuelrun) -> None:
 def _drawn(fuelrun) -> str:
     assert fuelrun.run("trace", "--svg", "step.svg", "out.json").returncode == 0
     return (fuelrun.folder / "step.svg").read_text()
+
+
+def test_a_trace_takes_the_place_of_nothing_else(fuelrun) -> None:
+    script = fuelrun.write(SCRIPT)
+    for name in (script, "/dev/null"):
+        done = fuelrun.run("--trace", name, script)
+        assert done.returncode == 2
+        assert "is there and holds no trace, so it is left alone" in done.stderr
+    assert (fuelrun.folder / script).read_text() == SCRIPT
+    assert Path("/dev/null").is_char_device()

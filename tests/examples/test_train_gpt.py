@@ -45,7 +45,8 @@ def test_the_loss_starts_near_that_of_guessing_and_falls(
     trained: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:
     losses = [record["loss"] for record in records(trained[1])]
-    assert losses[0] == pytest.approx(math.log(103), abs=0.3)
+    vocabulary = len(set(runpy.run_path(str(EXAMPLE))["read"](None)))  # each version of Python has other help texts
+    assert losses[0] == pytest.approx(math.log(vocabulary), abs=0.5)
     assert losses[-1] < losses[0] - 0.5
 
 

@@ -65,3 +65,17 @@ def test_there_is_no_process_between_the_launcher_and_the_script(fuelrun, mpirun
 def test_alone_nothing_is_started(fuelrun) -> None:
     script = fuelrun.write("import os\nprint(os.getppid())")
     assert fuelrun.run("-n", "1", script).stdout == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize(
+    ("shell", "read"),
+    [
+        ("""printf 'a\\nb' | "$@" """, "a\nb"),
+        (""" "$@" < script.py """, "import"),
+        (""" "$@" <&- """, ""),
+    ],
+)
+def test_rank_0_reads_what_fuelrun_reads_and_others_nothing(fuelrun, shell: str, read: str) -> None:
+    script = fuelrun.write("import os, sys\nprint([os.environ['RANK'], sys.stdin.read()[:6]])")
+    done = fuelrun.run("-n", "2", script, command=("sh", "-c", shell, "sh"))
+    assert sorted(done.stdout.splitlines()) == [str(["0", read]), str(["1", ""])], done.stderr

@@ -16,7 +16,7 @@ from fuel_parallel.lazy import effects
 from fuel_parallel.lazy.node import Op, apply
 from fuel_parallel.module import Module, Parameter
 from fuel_parallel.runtime import passes
-from fuel_parallel.runtime.realize import realize
+from fuel_parallel.runtime.realize import realize, references
 
 
 class Counter:
@@ -337,3 +337,11 @@ def test_what_a_pending_graph_is_made_of_is_not_replaced(size: int) -> None:
     del middle
     assert first.tolist() == [30.0] * size
     assert second.tolist() == [11.0] * size
+
+
+def test_references_are_counted_as_this_python_counts_them():
+    held_once, held_twice = object(), object()
+    again = [held_twice]
+    assert references([object()]) == [0]
+    assert references([held_once, held_twice]) == [1, 2]
+    assert again

@@ -22,16 +22,21 @@ Function = Callable[..., Sequence[Tensor]]
 class Body:
     """The graph of a function for arguments of certain specs. `results` are nodes, of which each is there once."""
 
-    __slots__ = ("arguments", "name", "places", "results")
+    __slots__ = ("arguments", "name", "places", "reads", "results")
 
     def __init__(self, function: Function, specs: Sequence[Spec], settings: tuple[Any, ...]) -> None:
-        self.name = function.__name__
-        self.arguments = tuple(data_node(np.empty(0), spec) for spec in specs)
-        found = [t.node for t in function(*map(Tensor, self.arguments), *settings)]
+        self.name = function.__name__.lstrip("_")
+        given = [data_node(np.empty(0), spec) for spec in specs]
+        found = [t.node for t in function(*map(Tensor, given), *settings)]
         self.results = tuple(dict.fromkeys(found))
         self.places = tuple(self.results.index(node) for node in found)
         """For each value that the function returns its place among the results."""
-        for node in topological(self.results):
+        below = topological(self.results)
+        read = set(below)
+        self.reads = tuple(n for n, node in enumerate(given) if node in read)
+        """Which of the arguments that the function is given its results are computed from: `arguments` are these."""
+        self.arguments = tuple(given[n] for n in self.reads)
+        for node in below:
             if node.op.crosses_ranks or node.op.has_effect or (node.value is not None and node not in self.arguments):
                 raise RuntimeError(
                     f"call: {self.name} holds {node}; it may only compute something of its arguments, for it is built "
@@ -55,6 +60,7 @@ def call(function: Function, arguments: Sequence[Tensor], *settings: Any) -> lis
 
     The graph is built for the first arguments of these shapes, dtypes and devices and these settings, which must be
     hashable; so the function depends on nothing else. It is one that lives long, of a module and not of a call.
+    Arguments that it does not read, but for their shapes, are not inputs of the nodes and are not kept for them.
 
     >>> from fuel_parallel.lazy.ops import creation
     >>> def both(a, b):
@@ -71,11 +77,11 @@ def call(function: Function, arguments: Sequence[Tensor], *settings: Any) -> lis
             _bodies.clear()
         body = _bodies[key] = Body(function, specs, settings)
     # A tuple of its own for each: whether somebody else needs an argument is seen from the references to it.
-    return [Tensor(apply(CALL, tuple(nodes), body, place)) for place in body.places]
+    return [Tensor(apply(CALL, tuple([nodes[n] for n in body.reads]), body, place)) for place in body.places]
 
 
 def called(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function, of one result, as one node: what it is given is tensors, all of which it reads, and settings.
+    """The function, of one result, as one node: see `call`. It is given tensors first, and then settings.
 
     >>> from fuel_parallel.lazy.ops import creation
     >>> @called

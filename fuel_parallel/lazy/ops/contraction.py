@@ -8,7 +8,7 @@ from typing import Any
 
 from fuel_parallel.errors import ArgumentError, ShapeError
 from fuel_parallel.lazy import dtypes
-from fuel_parallel.lazy.node import Op, Shape, Spec, apply, define
+from fuel_parallel.lazy.node import Op, Spec, apply, define
 from fuel_parallel.lazy.ops import binary, creation, elementwise, indexing, manipulation, reductions
 from fuel_parallel.lazy.ops.call import called
 from fuel_parallel.lazy.ops.elementwise import NUMERIC, product_in_float32
@@ -41,17 +41,17 @@ def _matmul_into(xp: Any, out: Any, a: Any, b: Any) -> None:
 
 
 @called
-def _matmul_vjp_left(g: Tensor, b: Tensor, shape: Shape) -> Tensor:
-    return binary.sum_to(_matmul(g, b.mT), shape)
+def _matmul_backward_left(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return binary.sum_to(_matmul(g, b.mT), a.shape)
 
 
 @called
-def _matmul_vjp_right(g: Tensor, a: Tensor, shape: Shape) -> Tensor:
-    if len(shape) == 2 and a.ndim > 2:
+def _matmul_backward_right(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    if b.ndim == 2 and a.ndim > 2:
         # The sum over leading dimensions belongs inside the product.
         a = manipulation.reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
         g = manipulation.reshape(g, (math.prod(g.shape[:-1]), g.shape[-1]))
-    return binary.sum_to(_matmul(a.mT, g), shape)
+    return binary.sum_to(_matmul(a.mT, g), b.shape)
 
 
 def _is_complex(x: Tensor) -> bool:
@@ -63,10 +63,7 @@ MATMUL = define(
         "matmul",
         _infer_matmul,
         product_in_float32(_matmul_kernel),
-        (
-            lambda g, y, a, b: _matmul_vjp_left(g, b, a.shape),
-            lambda g, y, a, b: _matmul_vjp_right(g, a, b.shape),
-        ),
+        (_matmul_backward_left, _matmul_backward_right),
         into=_matmul_into,
         aliases=False,
         shapes="[..., m, k], [..., k, n] -> [..., m, n]",

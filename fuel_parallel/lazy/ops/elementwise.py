@@ -289,19 +289,21 @@ relu = unary(
     lambda g, y, x: g * (x > 0).astype(g.dtype),
     "max(x, 0); the derivative at 0 is 0.",
 )
+
+
+@called
+def _silu_backward(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    s = sigmoid(x)
+    return g * (s * (1 + x * (1 - s)))
+
+
 silu = unary(
     "silu",
     dtypes.FLOATING,
     lambda xp, x: x * _sigmoid(xp, x),
-    lambda g, y, x: _silu_vjp(g, x),
+    _silu_backward,
     "x * sigmoid(x), also called swish (Elfwing et al., 2017, arXiv:1702.03118).",
 )
-
-
-@called
-def _silu_vjp(g: Tensor, x: Tensor) -> Tensor:
-    s = sigmoid(x)
-    return g * (s * (1 + x * (1 - s)))
 
 
 _GELU_SCALE = math.sqrt(2 / math.pi)
@@ -332,7 +334,7 @@ def gelu_tanh_by_parts(x: Tensor) -> Tensor:
 
 
 @called
-def _gelu_tanh_vjp(g: Tensor, x: Tensor) -> Tensor:
+def _gelu_tanh_backward(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
     # The derivative of the gate h is h * (1 - h) * (2 inner)', and of 2 inner it is 6 slope - 4 scale.
     slope, h = _gelu_gate(x)
     return g * (h + x * h * (1 - h) * (6 * slope - 4 * _GELU_SCALE))
@@ -360,19 +362,17 @@ def gelu_erf_by_parts(x: Tensor) -> Tensor:
 
 
 @called
-def _gelu_erf_vjp(g: Tensor, x: Tensor) -> Tensor:
+def _gelu_erf_backward(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
     density = exp(-0.5 * (x * x)) * (1 / math.sqrt(2 * math.pi))
     return g * (_cumulative(x) + x * density)
 
 
-_gelu_of_tanh = unary(
-    "gelu_tanh", dtypes.FLOATING, _gelu_tanh, lambda g, y, x: _gelu_tanh_vjp(g, x), "gelu, tanh approximation."
-)
+_gelu_of_tanh = unary("gelu_tanh", dtypes.FLOATING, _gelu_tanh, _gelu_tanh_backward, "gelu, tanh approximation.")
 _gelu_of_erf = unary(
     "gelu_erf",
     dtypes.FLOATING,
     lambda xp, x: x * (0.5 * (1 + _erf(xp, x * x.dtype.type(math.sqrt(0.5))))),
-    lambda g, y, x: _gelu_erf_vjp(g, x),
+    _gelu_erf_backward,
     "gelu, exact.",
 )
 

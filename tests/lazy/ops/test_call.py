@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
-from fuel_parallel.lazy.node import Node
+from fuel_parallel.lazy.node import Node, topological
 from fuel_parallel.lazy.ops.call import call
 from fuel_parallel.runtime import passes
 from fuel_parallel.runtime.graph import trace
@@ -104,3 +104,28 @@ def test_what_is_not_of_its_arguments_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match=r"of_something_else holds .* only compute something of its arguments"):
         call(of_something_else, [ft.asarray([2.0])])
+
+
+def test_what_is_not_read_is_no_input() -> None:
+    def of_the_shape(p: ft.Tensor, g: ft.Tensor, rate: ft.Tensor) -> tuple[ft.Tensor, ...]:
+        return ft.ones(p.shape, dtype=g.dtype) * rate, rate
+
+    p, g, rate = tensors((3, 2), 0)
+    for result, wanted in zip(call(of_the_shape, [p, g, rate]), of_the_shape(p, g, rate), strict=True):
+        assert result.node.inputs == (rate.node,)
+        np.testing.assert_array_equal(result.numpy(), wanted.numpy())
+
+
+def test_the_derivative_of_a_product_does_not_read_the_product() -> None:
+    a, b = (ft.asarray(np.random.default_rng(0).normal(size=s)) for s in ((4, 3, 2), (2, 5)))
+    product = a @ b
+    for gradient in ft.grad(product, [a, b], cotangent=ft.ones_like(product)):
+        assert product.node not in topological([gradient.node])
+
+
+def test_a_variadic_op_is_asked_once_for_all_its_cotangents() -> None:
+    query, key, value = (ft.asarray(np.random.default_rng(n).normal(size=(2, 3, 4))) for n in range(3))
+    y = ft.scaled_dot_product_attention(query, key, value)
+    gradients = ft.grad(ft.sum(y), [query, key, value])
+    backward = [n for n in topological([g.node for g in gradients]) if n.op.name == "attention_backward"]
+    assert len(backward) == 1
