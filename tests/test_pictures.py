@@ -22,4 +22,5 @@ def test_a_picture_is_what_its_script_draws(script: str, drawn: list[str], tmp_p
     copy.write_text((PICTURES / copy.name).read_text())
     subprocess.run([sys.executable, str(copy)], check=True, cwd=tmp_path)
     for name in drawn:
-        assert (folder / f"{name}.svg").read_text() == (PICTURES / f"{name}.svg").read_text()
+        same = (folder / f"{name}.svg").read_text() == (PICTURES / f"{name}.svg").read_text()
+        assert same, f"{name}.svg is not what the library draws any more: run `python docs/pictures/{script}.py`"
