@@ -145,7 +145,7 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"fuel_parallel.{name}")
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'fuel_parallel' has no attribute {name!r}")
+        raise _unknown(name)
     # Bound here for good: a submodule of the same name must not take its place (`progress`, `partition`).
     value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
     return value
@@ -153,3 +153,25 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _unknown(name: str) -> AttributeError:
+    import os
+
+    place = os.path.join(__path__[0], name)
+    if name.startswith("_") or os.path.exists(place) or os.path.exists(place + ".py"):
+        return AttributeError(
+            name
+        )  # by those who look what a module can do, or before a submodule is imported
+    import difflib
+
+    from fuel_parallel import lazy
+    from fuel_parallel.errors import UnknownNameError
+    from fuel_parallel.lazy.names_elsewhere import remedy
+
+    near = difflib.get_close_matches(name, __all__, n=1, cutoff=0.75)
+    if name in lazy.__all__:
+        written = f": it is in fuel_parallel.lazy, as ft.{name}"
+    else:
+        written = f": is fp.{near[0]} meant?" if near else remedy(name, lazy.__all__)
+    return UnknownNameError(f"fuel_parallel has no {name!r}{written}")

@@ -20,6 +20,10 @@ class AxisError(ShapeError, IndexError):
     """An axis that a tensor does not have."""
 
 
+class UnknownNameError(FuelError, AttributeError):
+    """A name that a tensor or the library does not have; the message says what it is called here."""
+
+
 class DTypeError(FuelError, TypeError):
     """A dtype that an operation does not take, or dtypes that do not promote to a common one."""
 

@@ -382,3 +382,17 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+
+def __getattr__(name: str) -> object:
+    import os
+
+    place = os.path.join(__path__[0], name)
+    if name.startswith("_") or os.path.exists(place) or os.path.exists(place + ".py"):
+        raise AttributeError(
+            name
+        )  # by those who look what a module can do, or before a submodule is imported
+    from fuel_parallel.errors import UnknownNameError
+    from fuel_parallel.lazy.names_elsewhere import remedy
+
+    raise UnknownNameError(f"fuel_parallel.lazy has no {name!r}{remedy(name, __all__)}")

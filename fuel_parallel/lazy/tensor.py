@@ -8,13 +8,14 @@ one as it was.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fuel_parallel.errors import ShapeError
+from fuel_parallel.errors import ShapeError, UnknownNameError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.in_place import InPlace
+from fuel_parallel.lazy.names_elsewhere import remedy
 from fuel_parallel.lazy.node import Node, Shape
 
 Scalar = bool | int | float | complex
@@ -40,6 +41,16 @@ class Tensor(InPlace):
 
     def __init__(self, node: Node) -> None:
         self.node = node
+
+    if not TYPE_CHECKING:  # to a type checker a tensor has the attributes that it has
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)  # asked for by those who look what an object can do
+            from fuel_parallel import lazy
+
+            written = remedy(name, lazy.__all__, [n for n in dir(Tensor) if not n.startswith("_")])
+            raise UnknownNameError(f"a tensor has no {name!r}{written}")
 
     @property
     def shape(self) -> Shape:
