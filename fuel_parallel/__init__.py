@@ -160,9 +160,7 @@ def _unknown(name: str) -> AttributeError:
 
     place = os.path.join(__path__[0], name)
     if name.startswith("_") or os.path.exists(place) or os.path.exists(place + ".py"):
-        return AttributeError(
-            name
-        )  # by those who look what a module can do, or before a submodule is imported
+        return AttributeError(name)  # by those who look what a module can do, or before a submodule is imported
     import difflib
 
     from fuel_parallel import lazy

@@ -389,9 +389,7 @@ def __getattr__(name: str) -> object:
 
     place = os.path.join(__path__[0], name)
     if name.startswith("_") or os.path.exists(place) or os.path.exists(place + ".py"):
-        raise AttributeError(
-            name
-        )  # by those who look what a module can do, or before a submodule is imported
+        raise AttributeError(name)  # by those who look what a module can do, or before a submodule is imported
     from fuel_parallel.errors import UnknownNameError
     from fuel_parallel.lazy.names_elsewhere import remedy
 
