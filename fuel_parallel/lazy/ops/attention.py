@@ -43,8 +43,9 @@ def scaled_dot_product_attention(
     `query` is [..., heads, q, dim], `key` [..., kv heads, k, dim], `value` [..., kv heads, k, value dim]; `heads` is a
     multiple of `kv heads` and each key head serves a group of neighbouring query heads (Ainslie et al., 2023,
     arXiv:2305.13245). `causal`: query i sees keys up to i + k - q, so that the last query sees all. `mask` broadcasts
-    to [..., heads, q, k]: bool (True is seen) or floating (added). A query that sees nothing gives zeros. `scale` is
-    1 / sqrt(dim) by default.
+    to [..., heads, q, k]: bool (True is seen) or floating (added). A query that sees nothing gives zeros. Of a key that
+    is not seen, only its value counts, times 0: that of a key without meaning must be finite. `scale` is 1 / sqrt(dim)
+    by default.
 
     >>> q = creation.ones((1, 2, 3, 4))
     >>> scaled_dot_product_attention(q, q, q, causal=True).shape

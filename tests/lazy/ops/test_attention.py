@@ -67,3 +67,22 @@ def test_without_any_key_the_result_is_zero(causal: bool) -> None:
     found = ft.scaled_dot_product_attention(query, key, key, causal=causal)
     gradient, _ = ft.grad(ft.sum(found), [query, key])
     assert found.tolist() == gradient.tolist() == np.zeros((1, 2, 3, 4)).tolist()
+
+
+@pytest.mark.parametrize("strange", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dim", [8, 1], ids=["weights are kept", "weights are not kept"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_key_that_is_not_seen_has_no_influence(strange: float, dim: int, masked: bool) -> None:
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(2, 6, dim)) for _ in range(3))
+    mask = ft.asarray(np.arange(6) < 4) if masked else None
+
+    def seen(of: np.ndarray) -> np.ndarray:
+        return ft.scaled_dot_product_attention(
+            ft.asarray(query), ft.asarray(of), ft.asarray(value), mask=mask, causal=True
+        ).numpy()[:, :4]
+
+    wanted = seen(key)
+    key[:, 4:] = strange  # which the first four queries do not see
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(seen(key), wanted, rtol=1e-12)
