@@ -359,6 +359,24 @@ def test_a_launch_that_fails_is_replaced_by_kernels(unfused: None, monkeypatch: 
     assert "its launch failed: CUDARuntimeError: cudaErrorUnknown" in str(last_plan())
 
 
+def test_a_launch_that_finds_no_room_is_tried_again_later(unfused: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, xp: Any) -> Any:
+        raise fake_cuda_memory.OutOfMemoryError("Out of memory allocating 4,096 bytes")
+
+    x = on_device([1.0])
+    for _ in range(3):
+        chain(x).realize()
+    with monkeypatch.context() as patch:
+        patch.setattr(stretch.Made, "room", full)
+        assert chain(x).realize().item() == expected(1.0)
+        assert not graphs()
+    before = launches()
+    for _ in range(3):
+        assert chain(x).realize().item() == expected(1.0)
+    assert len(graphs()) == 1
+    assert launches() > before
+
+
 def test_a_kernel_that_fails_behind_a_graph_is_named(unfused: None) -> None:
     def build(turn: int) -> ft.Tensor:
         y = chain(on_device(np.eye(3)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import types
 
 import numpy as np
 import pytest
@@ -86,3 +87,11 @@ def test_a_key_that_is_not_seen_has_no_influence(strange: float, dim: int, maske
     key[:, 4:] = strange  # which the first four queries do not see
     with np.errstate(invalid="ignore"):
         np.testing.assert_allclose(seen(key), wanted, rtol=1e-12)
+
+
+def test_what_hides_keys_is_kept_for_the_host_alone() -> None:
+    device = types.SimpleNamespace(ones=np.ones, tril=np.tril, where=np.where)
+    kept = dict(attention_blocks._tiles)
+    made = [attention_blocks._causal_tile(device, slice(0, 3), slice(0, 3), 0, np.dtype(float)) for _ in range(2)]
+    assert made[0] is not made[1]  # a tile of a capture that failed has memory that is given back
+    assert attention_blocks._tiles.keys() == kept.keys()
