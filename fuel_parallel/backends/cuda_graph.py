@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from fuel_parallel.backends.device_memory import Stream
+from fuel_parallel.backends.device_memory import Event
 
 
 class CudaGraph:
@@ -23,7 +23,7 @@ class CudaGraph:
     def __init__(self, cupy: Any, work: Callable[[], None]) -> None:
         self._cupy = cupy
         self._pool = cupy.cuda.MemoryPool()
-        self._launched_on: Stream | None = None
+        self._done: Event | None = None
         # The default stream cannot be captured, and a blocking one must not be while others use that.
         stream = cupy.cuda.Stream(non_blocking=True)
         with cupy.cuda.using_allocator(self._pool.malloc), stream:
@@ -41,11 +41,16 @@ class CudaGraph:
 
     def launch(self) -> None:
         """Queues all of it on the current stream."""
-        self._launched_on = self._cupy.cuda.get_current_stream()
-        self._graph.launch()
+        stream = self._cupy.cuda.get_current_stream()
+        try:
+            self._graph.launch()
+        finally:
+            # Of the last launch, whichever stream it is on: a graph is never at work twice at a time.
+            self._done = stream.record(self._done)
 
     def __del__(self) -> None:
-        # Memory must not go to others while the last launch still works on it.
-        if self._launched_on is not None:
+        # Memory must not go to others while the last launch still works on it. An event knows its device; a default
+        # stream is that of the current one.
+        if self._done is not None:
             with contextlib.suppress(Exception):
-                self._launched_on.synchronize()
+                self._done.synchronize()

@@ -465,6 +465,19 @@ def test_a_plan_on_another_stream_begins_after_those_that_share_its_arena(cupy: 
     np.testing.assert_allclose(first.numpy(), expected(values))
 
 
+def test_the_last_launch_of_a_dropped_graph_is_waited_for_on_its_own_device(cupy: Any, unfused: None) -> None:
+    x = on_device([1.0])
+    for _ in range(3):
+        y = chain(x).realize()
+    (graph,) = graphs()
+    stream, launched = fake_cuda._nulls[0], graph.recording._done
+    assert stream.done < launched.place
+    with cupy.cuda.Device(1):
+        graph.recording.__del__()
+    assert stream.done >= launched.place
+    assert y.item() == expected(1.0)
+
+
 def test_an_interrupt_right_after_a_launch_does_not_lead_to_a_second_update(
     unfused: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
