@@ -93,8 +93,9 @@ Visit = Callable[[str, Any, Shard | None], Any]
 def _visit(
     path: str, value: Any, visit: Visit, names: dict[int, str] | None, shard: Shard | None, restore: bool
 ) -> Any:
-    """The nest with `visit(name, leaf, shard)` in place of each leaf. Without names, what is under parameters "
-    "is left out.
+    """The nest with `visit(name, leaf, shard)` in place of each leaf.
+
+    Without names, what is under parameters is left out.
     """
 
     def below(key: Any, part: Any) -> Any:
@@ -104,9 +105,8 @@ def _visit(
                 return part
             if id(key) not in names:
                 raise ArgumentError(
-                    f"checkpoint: {path} has a part for a parameter of shape {key.shape} that no module or "
-                    "optimizer of the "
-                    "state holds; put its module into the state"
+                    f"checkpoint: {path} has a part for a parameter of shape {key.shape} that no module or optimizer "
+                    "of the state holds; put its module into the state"
                 )
             key, inherited = names[id(key)], key.shard if _same_shape(key, part) else None
         return _visit(f"{path}.{key}" if path else str(key), part, visit, names, inherited, restore)
@@ -133,9 +133,8 @@ def _visit(
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     raise ArgumentError(
         f"checkpoint: {path or 'the state'} is a {type(value).__name__}, which cannot be kept; expected tensors, "
-        "arrays, "
-        "numbers, strings, nests of these, modules, optimizers and generators, or an object with __state__ and "
-        "__restore__"
+        "arrays, numbers, strings, nests of these, modules, optimizers and generators, or an object with __state__ "
+        "and __restore__"
     )
 
 

@@ -97,7 +97,7 @@ class Measurement:
             backward_input=[inputs.get(s, whole[s] * ratio) for s in stages] if known else None,
             backward_weight=[weights.get(s, whole[s] * (1 - ratio)) for s in stages] if known else None,
             backward=[whole[s] for s in stages] if whole else None,
-            message=[_message(schedule, steps, s) for s in stages[:-1]],
+            message=[_message(steps, s) for s in stages[:-1]],
             reduce=[of(ActionKind.REDUCE_GRAD).get(s, 0.0) for s in stages],
         )
 
@@ -166,7 +166,7 @@ def _means(timeline: Timeline) -> dict[ActionKind, float]:
     return {kind: fmean(some) for kind, some in times.items()}
 
 
-def _message(schedule: Schedule, steps: Sequence[Timeline], stage: int) -> float:
+def _message(steps: Sequence[Timeline], stage: int) -> float:
     """Of a message between a stage and the next one, either way."""
     awaited: list[float] = []
     there: list[float] = []

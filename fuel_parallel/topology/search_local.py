@@ -23,7 +23,7 @@ AT_MOST = 600
 """How many swaps are tried at once; of more, a random choice."""
 
 
-def local_search(batch: Batch, starts: list[Array], seed: int = 0) -> Array:
+def local_search(batch: Batch, starts: list[Array], seed: int) -> Array:
     """The best assignment that is found, never worse than any start."""
     random = np.random.default_rng(seed)
     ends = [descend(batch, start, random) for start in starts]
@@ -54,7 +54,7 @@ def descend(batch: Batch, start: Array, random: np.random.Generator) -> tuple[Ar
     return current[:ranks], cost
 
 
-def assigned_by_scipy(batch: Batch, ranks: int, seed: int = 0) -> Array:
+def assigned_by_scipy(batch: Batch, ranks: int, seed: int) -> Array:
     """Ranks that send each other much on devices that are near, as a quadratic assignment problem."""
     from scipy.optimize import quadratic_assignment
 
