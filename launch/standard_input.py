@@ -17,7 +17,15 @@ def variables(host: str) -> dict[str, str]:
     """What tells the ranks of this machine where fuelrun reads from; nothing where the system does not show that."""
     # Closed, as by `<&-`: what has the number 0 by now is something else.
     path = os.devnull if sys.stdin is None else f"/proc/{os.getpid()}/fd/0"
-    return {STANDARD_INPUT: f"{host}:{path}"} if os.path.exists(path) else {}
+    return {STANDARD_INPUT: f"{host}:{_read_so_far()}:{path}"} if os.path.exists(path) else {}
+
+
+def _read_so_far() -> int:
+    """What a shell, say, has read of a file before fuelrun began."""
+    try:
+        return os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        return 0  # not a file
 
 
 def take(told: str, rank: int, host: str) -> None:
@@ -28,15 +36,19 @@ def take(told: str, rank: int, host: str) -> None:
         rank: Whose standard input; only rank 0 reads anything.
         host: This machine's name.
     """
-    where, _, path = told.rpartition(":")
-    if rank and told:
-        path = os.devnull
-    elif not told or where != host:
+    if not told:
+        return
+    where, begin, path = told.split(":", 2)
+    if rank:
+        begin, path = "0", os.devnull
+    elif where != host:
         return
     try:
         # Not the terminal of this session: the rank has none, and Ctrl-C is fuelrun's.
         opened = os.open(path, os.O_RDONLY | os.O_NOCTTY)
     except OSError:
         return
+    if int(begin):
+        os.lseek(opened, int(begin), os.SEEK_SET)
     os.dup2(opened, 0)
     os.close(opened)

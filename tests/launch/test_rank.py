@@ -72,6 +72,7 @@ def test_alone_nothing_is_started(fuelrun) -> None:
     [
         ("""printf 'a\\nb' | "$@" """, "a\nb"),
         (""" "$@" < script.py """, "import"),
+        (""" { dd bs=7 count=1 2>&1 >/dev/null | :; "$@"; } < script.py """, "os, sy"),
         (""" "$@" <&- """, ""),
     ],
 )
