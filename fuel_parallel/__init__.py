@@ -156,16 +156,14 @@ def __dir__() -> list[str]:
 
 
 def _unknown(name: str) -> AttributeError:
-    import os
+    from fuel_parallel.names_elsewhere import is_no_mistake, remedy
 
-    place = os.path.join(__path__[0], name)
-    if name.startswith("_") or os.path.exists(place) or os.path.exists(place + ".py"):
-        return AttributeError(name)  # by those who look what a module can do, or before a submodule is imported
+    if is_no_mistake(name, __path__):
+        return AttributeError(name)
     import difflib
 
     from fuel_parallel import lazy
     from fuel_parallel.errors import UnknownNameError
-    from fuel_parallel.lazy.names_elsewhere import remedy
 
     near = difflib.get_close_matches(name, __all__, n=1, cutoff=0.75)
     if name in lazy.__all__:

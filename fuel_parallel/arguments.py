@@ -46,17 +46,18 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     """
     parameters = inspect.signature(function).parameters.values()
     names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
-    kinds: dict[str, Any] = {}
+
+    @functools.cache
+    def kinds() -> dict[str, Any]:
+        # When it is called first, not at import: annotations may name what is defined further down.
+        return {**typing.get_type_hints(function), "return": Any}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not kinds:
-            # Now, not at import: annotations may name what is defined further down.
-            kinds.update(typing.get_type_hints(function))
-            kinds["return"] = Any
         for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
-            if not _fits(value, kinds.get(name, Any)):
-                raise ArgumentError(f"{_called(function, args)}: {_misfit(name, value, kinds[name])}")
+            kind = kinds().get(name, Any)
+            if not _allowed_by(kind)(value):
+                raise ArgumentError(f"{_called(function, args)}: {_misfit(name, value, kind)}")
         return function(*args, **kwargs)
 
     return call
@@ -79,39 +80,47 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     return type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether an annotation allows a value, or says nothing that could be checked."""
+@functools.cache
+def _allowed_by(kind: Any) -> Callable[[Any], bool]:
+    """Says whether an annotation allows a value, or says nothing that could be checked; each is looked at once."""
     if kind is Any:
-        return True
+        return lambda value: True
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in inner)
+        alternatives = [_allowed_by(one) for one in inner]
+        return lambda value: any(allows(value) for allows in alternatives)
     if origin is typing.Literal:
-        return value in inner
+        return lambda value: value in inner
     if kind is float:
-        return hasattr(value, "__float__") and not hasattr(value, "__len__")
+        return lambda value: hasattr(value, "__float__") and not hasattr(value, "__len__")
     if kind is int:
-        return whole(value) is not None
+        return lambda value: whole(value) is not None
     if origin is Sequence:
         # An iterator will do where a sequence is asked for; of a string, each character is hardly what was meant.
-        return isinstance(value, Iterable) and not isinstance(value, str | bytes) and _stranger(value, inner) is None
+        return lambda value: (
+            isinstance(value, Iterable) and not isinstance(value, str | bytes) and _stranger(value, inner[0]) is None
+        )
     checkable = origin if inspect.isclass(origin) else kind
-    return not inspect.isclass(checkable) or getattr(checkable, "_is_protocol", False) or isinstance(value, checkable)
+    if not inspect.isclass(checkable) or getattr(checkable, "_is_protocol", False):
+        return lambda value: True
+    return lambda value: isinstance(value, checkable)
 
 
-def _stranger(values: Iterable[Any], inner: tuple[Any, ...]) -> int | None:
+def _stranger(values: Iterable[Any], kind: Any) -> int | None:
     """The place of the first element that does not fit, in a list or tuple; others can perhaps be read only once."""
     if isinstance(values, list | tuple):
-        return next((n for n, one in enumerate(values) if not _fits(one, inner[0])), None)
+        allows = _allowed_by(kind)
+        return next((n for n, one in enumerate(values) if not allows(one)), None)
     return None
 
 
 def _misfit(name: str, value: Any, kind: Any) -> str:
     for one in _alternatives(kind):
         if typing.get_origin(one) is Sequence and isinstance(value, list | tuple):
-            place = _stranger(value, typing.get_args(one))
+            (inner,) = typing.get_args(one)
+            place = _stranger(value, inner)
             if place is not None:
-                return _misfit(f"{name}[{place}]", value[place], typing.get_args(one)[0])
+                return _misfit(f"{name}[{place}]", value[place], inner)
     if value is None or isinstance(value, bool | int | float):
         what = repr(value)
     else:

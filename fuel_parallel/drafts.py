@@ -22,4 +22,4 @@ def take_place(draft: Path, path: Path) -> None:
 
 def can_take(path: Path) -> bool:
     """Whether a file may be put there: it is one, or nothing is there."""
-    return path.is_file() or not os.path.lexists(path) or (path.is_symlink() and not path.exists())
+    return path.is_file() or not path.exists()

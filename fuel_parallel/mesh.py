@@ -159,15 +159,16 @@ def _strides(axes: dict[str, int]) -> list[int]:
 
 
 def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:
+    sizes: dict[str, int] = {}
     for name, given in axes.items():
         size = whole(given)
         if size is None or (size < 1 and size != -1):
             raise ArgumentError(f"Mesh: {name}={given!r}: expected a whole number of at least 1, or -1 for the rest")
-    axes = {name: int(size) for name, size in axes.items()}
-    if not axes:
+        sizes[name] = size
+    if not sizes:
         raise ArgumentError("Mesh: it needs one axis or more, such as Mesh(world, dp=-1, tp=2)")
-    found = filled(axes, ranks)
+    found = filled(sizes, ranks)
     if math.prod(found.values()) != ranks:
-        text = " x ".join(f"{name}={size}" for name, size in axes.items())
+        text = " x ".join(f"{name}={size}" for name, size in sizes.items())
         raise ArgumentError(f"Mesh: {text} do not make {ranks} ranks; change a size, the number of ranks, or say -1")
     return found

@@ -35,7 +35,6 @@ from fuelrun.launch.rank import JOB_DIR, SUPERVISOR
 from fuelrun.launch.records import Loss, RankRecord, read_records
 from fuelrun.launch.shared_memory import SharedFiles
 from fuelrun.launch.signals import PASSED_ON, Signals
-from fuelrun.launch.standard_input import STANDARD_INPUT
 from fuelrun.launch.streams import Streams
 from fuelrun.launch.verdict import Ending, Verdict, is_consequence, judge
 
@@ -118,7 +117,9 @@ class _Supervision:
                 self._plan.command,
                 env=environ,
                 # Where rank 0 may be on another machine, mpirun is left to forward what it can.
-                stdin=None if self._plan.reachable_at or STANDARD_INPUT not in environ else subprocess.DEVNULL,
+                stdin=None
+                if self._plan.reachable_at or standard_input.STANDARD_INPUT not in environ
+                else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we pass it on

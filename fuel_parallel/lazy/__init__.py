@@ -385,12 +385,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    import os
-
-    place = os.path.join(__path__[0], name)
-    if name.startswith("_") or os.path.exists(place) or os.path.exists(place + ".py"):
-        raise AttributeError(name)  # by those who look what a module can do, or before a submodule is imported
     from fuel_parallel.errors import UnknownNameError
-    from fuel_parallel.lazy.names_elsewhere import remedy
+    from fuel_parallel.names_elsewhere import is_no_mistake, remedy
 
+    if is_no_mistake(name, __path__):
+        raise AttributeError(name)
     raise UnknownNameError(f"fuel_parallel.lazy has no {name!r}{remedy(name, __all__)}")

@@ -15,8 +15,8 @@ import numpy as np
 from fuel_parallel.errors import ShapeError, UnknownNameError
 from fuel_parallel.lazy.dtypes import DType
 from fuel_parallel.lazy.in_place import InPlace
-from fuel_parallel.lazy.names_elsewhere import remedy
 from fuel_parallel.lazy.node import Node, Shape
+from fuel_parallel.names_elsewhere import remedy
 
 Scalar = bool | int | float | complex
 

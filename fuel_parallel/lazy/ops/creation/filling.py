@@ -215,12 +215,11 @@ def linspace(
     count = whole(num)
     if count is None or count < 0:
         raise ArgumentError(f"linspace: num is a whole number of at least 0, not {num!r}")
-    num = count
     is_complex = isinstance(start, complex) or isinstance(stop, complex)
     default = dtypes.default_complex if is_complex else dtypes.default_float
     wanted = default if dtype is None else dtypes.dtype(dtype)
     wide = dtypes.complex128 if is_complex else dtypes.float64
-    node = apply(LINSPACE, (), Literal(start, wide), Literal(stop, wide), num, endpoint, wanted)
+    node = apply(LINSPACE, (), Literal(start, wide), Literal(stop, wide), count, endpoint, wanted)
     return to_device(Tensor(node), device)
 
 

@@ -10,7 +10,7 @@ import pytest
 import fuel_parallel as fp
 import fuel_parallel.lazy as ft
 from fuel_parallel.errors import UnknownNameError
-from fuel_parallel.lazy.names_elsewhere import _INSTEAD
+from fuel_parallel.names_elsewhere import _INSTEAD
 
 
 @pytest.mark.parametrize(

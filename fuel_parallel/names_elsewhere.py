@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Sequence
 
 _GRADIENT = "gradients are functions of a loss: ft.grad(loss, wanted)"
 _NEVER_CHANGES = "a tensor never changes its value"
@@ -63,6 +63,17 @@ _INSTEAD = {
 }
 
 
+def is_no_mistake(name: str, package: Sequence[str]) -> bool:
+    """Whether a name that a package lacks is asked for by those who look what it can do, or before it is imported.
+
+    Args:
+        name: What was asked for.
+        package: The `__path__` of the package.
+    """
+    place = os.path.join(package[0], name)
+    return name.startswith("_") or os.path.exists(place) or os.path.exists(place + ".py")
+
+
 def remedy(name: str, functions: Collection[str], attributes: Collection[str] = ()) -> str:
     """What to write instead of a name, after a colon; empty where nothing is near.
 
@@ -80,6 +91,8 @@ def remedy(name: str, functions: Collection[str], attributes: Collection[str] = 
     >>> remedy("shpae", ["exp"], ["shape"])
     ': is x.shape meant?'
     """
+    import difflib  # not at every start
+
     if name in _INSTEAD:
         return f": {_INSTEAD[name]}"
     if attributes and name in functions:
